@@ -1,0 +1,1 @@
+"""Draft models behind the engine's Drafter protocol."""

@@ -1,0 +1,1 @@
+"""Requests, pages, model execution, sampling and verification, and the loop that ties them together."""

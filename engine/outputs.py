@@ -1,0 +1,122 @@
+"""What the engine tells its user: pieces of text per choice, and figures per request and per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one emitted token under the model's own softmax.
+
+    Before temperature, filters, bias and penalties; `top` holds (token id, logprob) of the likeliest
+    alternatives, best first (empty when the request asked for none).
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """The next piece of one choice's output. `text` may be empty (held back, or half a character).
+
+    The last delta of a choice carries `finish_reason`; `stop_reason` is the stop string or the stop token id
+    that ended it (None for end-of-sequence). Concatenating every `text` of a choice gives its whole text.
+    `error` explains finish_reason "error".
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request, over all its choices (the prompt counted once)."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """One finished request; times in seconds. `ttft` is None if it ended before its first token."""
+
+    finish_reason: FinishReason
+    queue_time: float
+    ttft: float | None
+    e2e: float
+    usage: Usage
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One engine step; times in seconds.
+
+    `verified` has one entry a decoding sequence: drafted tokens that were verified (0: plain decode).
+    `accepted` is parallel to it: drafts accepted, bonus not counted. `emitted` counts tokens.
+    """
+
+    step_time: float
+    forward_time: float
+    draft_time: float
+    rows: int
+    prefill_rows: int
+    sequences: int
+    emitted: int
+    verified: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    corrupted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """The engine at one moment. `kv_usage` is the share of pages that live sequences hold."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    kv_usage: float = 0.0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_total: int = 0
+
+
+class EngineObserver(Protocol):
+    """Receives figures on the event loop; must be quick and must not raise."""
+
+    def step(self, stats: StepStats, gauges: EngineGauges) -> None: ...
+    def first_token(self, seconds: float) -> None: ...
+    def inter_token(self, seconds: float, tokens: int) -> None:
+        """`tokens` arrived together, `seconds` after the choice's previous ones."""
+
+    def finished(self, stats: RequestStats) -> None: ...
+    def preempted(self) -> None: ...
+    def prefix_cache(self, queried_tokens: int, hit_tokens: int) -> None: ...
+    def gauges(self, gauges: EngineGauges) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NullObserver:
+    """Ignores everything."""
+
+    def step(self, stats: StepStats, gauges: EngineGauges) -> None: ...
+    def first_token(self, seconds: float) -> None: ...
+    def inter_token(self, seconds: float, tokens: int) -> None: ...
+    def finished(self, stats: RequestStats) -> None: ...
+    def preempted(self) -> None: ...
+    def prefix_cache(self, queried_tokens: int, hit_tokens: int) -> None: ...
+    def gauges(self, gauges: EngineGauges) -> None: ...

@@ -1,0 +1,1 @@
+"""Load tester: speaks only HTTP to an OpenAI-compatible server."""

@@ -1,0 +1,1 @@
+"""HTTP front end, metrics, settings and command line: wires the other rooms together."""
