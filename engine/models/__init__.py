@@ -1,0 +1,1 @@
+"""Target models: configuration, weights on disk, and the forward passes over them."""
