@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 
 class ParamError(ValueError):
-    """A parameter is out of range. `param` names it, as the HTTP layer reports it."""
+    """A parameter is out of range. `param` names it and `code` classifies it, for the HTTP layer."""
 
-    def __init__(self, param: str, message: str) -> None:
+    def __init__(self, param: str, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)

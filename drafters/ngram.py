@@ -1,0 +1,53 @@
+"""Prompt lookup: propose what followed the last occurrence of the sequence's own tail.
+
+Needs no training and no model; strong where text repeats itself (Saxena 2023, "prompt lookup decoding").
+The proposal is a function of the text alone, so it is deterministic: q is one-hot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import DraftBlock, Tokens, Verdict, VerificationBatch
+from engine.drafter import DraftRequest
+
+
+class NgramDrafter:
+    """Looks for the longest tail of `max_n` down to `min_n` tokens that occurred before, latest first."""
+
+    name = "ngram"
+    feature_layers: tuple[int, ...] = ()
+    identity = ""
+
+    def __init__(self, min_n: int = 2, max_n: int = 4, window: int = 8192) -> None:
+        if not 1 <= min_n <= max_n:
+            raise ValueError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max, got {min_n} and {max_n}")
+        self.min_n = min_n
+        self.max_n = max_n
+        self.window = window
+
+    def observe(
+        self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]
+    ) -> None:
+        """Nothing to remember: the text is all that counts."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
+        return [self._look_up(request.tokens[-self.window :], request.slots) for request in requests]
+
+    def _look_up(self, tokens: Tokens, slots: int) -> DraftBlock | None:
+        # Ends of earlier occurrences of the last token; each longer tail only filters them.
+        ends = (tokens[:-1] == tokens[-1]).nonzero()[0]
+        best = None
+        for n in range(1, min(self.max_n, len(tokens) - 1) + 1):
+            if n > 1:
+                ends = ends[ends >= n - 1]
+                ends = ends[tokens[ends - (n - 1)] == tokens[-n]]
+            if not len(ends):
+                break
+            if n >= self.min_n:
+                best = int(ends[-1])
+        if best is None:
+            return None
+        return DraftBlock(tuple(tokens[best + 1 : best + 1 + slots].tolist()))

@@ -1,0 +1,259 @@
+"""The only door for the server: submit requests, await pieces of output, while steps run on a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Literal
+
+from engine.batch import StepResult, VerificationBatch
+from engine.loop import Delta, EngineLoop
+from engine.outputs import EngineGauges, OutputDelta, Usage
+from engine.request import ActiveRequest, Request
+from engine.tokenizer import Tokenizer
+from engine.worker import Worker
+
+log = logging.getLogger("dspark.engine")
+
+#: steps in a row that may fail before the engine gives up
+_FATAL_FAILURES = 5
+
+
+class QueueFull(RuntimeError):
+    """Too many requests are waiting; try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Draining(RuntimeError):
+    """The engine is shutting down and takes no new requests."""
+
+
+class EngineDead(RuntimeError):
+    """The engine failed for good."""
+
+
+class RequestStream:
+    """Output of one request: an async iterator over the deltas of all its choices, interleaved.
+
+    It ends after the last delta of the last choice. As a context manager it aborts the request if it is left
+    before that. A slow reader costs nobody anything: pieces wait here, bounded by the request's max_tokens.
+    """
+
+    def __init__(self, engine: AsyncEngine, active: ActiveRequest) -> None:
+        self._engine = engine
+        self._active = active
+        self._pieces: deque[OutputDelta] = deque()
+        self._ready = asyncio.Event()
+        self._open = len(active.sequences)
+
+    @property
+    def usage(self) -> Usage:
+        """Grows while the request runs."""
+        return self._active.usage
+
+    @property
+    def finished(self) -> bool:
+        """Whether the engine has produced the last piece (it may not have been read yet)."""
+        return self._active.finished
+
+    def abort(self) -> None:
+        """End the request; what it holds is freed within a step. Does nothing if it has ended."""
+        if not self._active.finished:
+            self._engine.abort(self._active.request.request_id)
+
+    def _put(self, delta: OutputDelta) -> None:
+        self._pieces.append(delta)
+        self._ready.set()
+
+    def __aiter__(self) -> AsyncIterator[OutputDelta]:
+        return self
+
+    async def __anext__(self) -> OutputDelta:
+        if not self._open:
+            raise StopAsyncIteration
+        while not self._pieces:
+            self._ready.clear()
+            await self._ready.wait()
+        delta = self._pieces.popleft()
+        if delta.finish_reason is not None:
+            self._open -= 1
+        return delta
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class AsyncEngine:
+    """Runs an EngineLoop on the event loop and its Worker on one thread, one step in flight at a time.
+
+    `max_queued` bounds the sequences that wait for a seat; `info` is what `/version` tells about the engine.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        worker: Worker,
+        tokenizer: Tokenizer,
+        *,
+        max_queued: int = 512,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.info: Mapping[str, Any] = info or {}
+        self.state: Literal["starting", "running", "draining", "dead"] = "starting"
+        self.max_queued = max_queued
+        self._loop = loop
+        self._worker = worker
+        self._streams: dict[str, RequestStream] = {}
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dspark-worker")
+        self._task: asyncio.Task[None] | None = None
+        self._step_begun: float | None = None
+        self._step_time = 0.05  # running mean, seconds
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together."""
+        return self._loop.intake.max_model_len
+
+    def gauges(self) -> EngineGauges:
+        return self._loop.gauges()
+
+    def step_age(self) -> float:
+        """Seconds that the present worker call has been running; 0 if none is."""
+        return 0.0 if self._step_begun is None else time.monotonic() - self._step_begun
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        self._task = asyncio.create_task(self._run(), name="dspark-engine")
+        self.state = "running"
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests, let the accepted ones finish, abort those left after `timeout` seconds, stop."""
+        if self.state == "running":
+            self.state = "draining"
+        deadline = time.monotonic() + timeout
+        while self._streams and self.state == "draining" and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for request_id in list(self._streams):
+            self.abort(request_id)
+        while self._streams and self.state == "draining":
+            await asyncio.sleep(0.005)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown(wait=False)
+
+    # ---- requests
+
+    def submit(self, request: Request) -> RequestStream:
+        """Accept a request; nothing accepted is lost.
+
+        Raises ParamError (it can never run), QueueFull, Draining or EngineDead.
+        """
+        if self.state == "dead":
+            raise EngineDead("the engine has failed; see the server's log")
+        if self.state != "running":
+            raise Draining("the server is shutting down" if self.state == "draining" else "still starting")
+        waiting = len(self._loop.waiting)
+        if waiting + request.params.n > self.max_queued:
+            self._loop.intake.check(request)  # a request that can never run is told so, full or not
+            rounds = waiting / max(1, self._loop.limits.max_sequences)
+            raise QueueFull(
+                f"{waiting} sequences are waiting already", max(1.0, round(rounds * self._step_time * 64))
+            )
+        active = self._loop.add(request)
+        stream = RequestStream(self, active)
+        self._streams[request.request_id] = stream
+        self._wake.set()
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request, now or with the step in flight."""
+        self._loop.abort(request_id)
+        self._wake.set()
+
+    # ---- the loop
+
+    async def _run(self) -> None:
+        """Dispatch steps for ever; the text of step n is streamed while step n + 1 computes."""
+        unsent: list[Delta] = []
+        failures = 0
+        executor = asyncio.get_running_loop()
+        try:
+            while True:
+                batch = self._loop.begin()
+                if batch is None:
+                    self._send(unsent + self._loop.drain_aborted())
+                    unsent = []
+                    self._wake.clear()
+                    if not self._loop.has_work:
+                        await self._wake.wait()
+                    else:  # something waits that cannot run: abort and arrival wake us, time ages it
+                        await asyncio.sleep(0.01)
+                    continue
+                self._step_begun = time.monotonic()
+                step = executor.run_in_executor(self._thread, self._worker.run, batch)
+                self._send(unsent)
+                outcome = await self._outcome(step)
+                self._step_time += 0.1 * (time.monotonic() - self._step_begun - self._step_time)
+                self._step_begun = None
+                if isinstance(outcome, StepResult):
+                    unsent = self._loop.commit(batch, outcome)
+                    failures = 0
+                else:
+                    unsent = self._failed(batch, outcome)
+                    failures += 1
+                    if failures >= _FATAL_FAILURES:
+                        raise EngineDead(f"{failures} steps in a row failed") from outcome
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            log.exception("the engine stopped")
+            self.state = "dead"
+            self._send(unsent)
+            self._end_all(f"the engine failed: {error}")
+
+    @staticmethod
+    async def _outcome(step: asyncio.Future[StepResult]) -> StepResult | Exception:
+        try:
+            return await step
+        except Exception as error:
+            return error
+
+    def _failed(self, batch: VerificationBatch, error: Exception) -> list[Delta]:
+        log.error("a step of %d rows failed", batch.rows, exc_info=error)
+        return self._loop.fail(batch, f"the step that computed this request failed: {error}")
+
+    def _send(self, deltas: list[Delta]) -> None:
+        for active, delta in deltas:
+            request_id = active.request.request_id
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            stream._put(delta)
+            if active.finished:
+                del self._streams[request_id]
+
+    def _end_all(self, message: str) -> None:
+        for stream in list(self._streams.values()):
+            for sequence in stream._active.sequences:
+                if sequence.finish_reason is None:
+                    sequence.finish_reason = "error"
+                    stream._put(OutputDelta(sequence.choice, "", (), (), "error", None, message))
+        self._streams.clear()

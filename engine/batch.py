@@ -1,0 +1,133 @@
+"""The frozen types that cross between the loop and the worker. Nothing in a latched batch changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.outputs import TokenLogprob
+from engine.sampling import SamplingState
+
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """Tokens a drafter proposes to follow a sequence's anchor.
+
+    `q` [k, V'] holds, row by row, exactly the distribution each token was drawn from, in fp32; None means
+    the proposals are deterministic, i.e. q is one-hot. `d2t` [V'] maps a reduced draft vocabulary to target
+    ids (None: the same vocabulary). `confidence` [k] are raw logits of the conditional acceptance chance,
+    None when the drafter has no such head. `q` and `confidence` never depend on tokens at or after their row.
+    """
+
+    tokens: tuple[int, ...]
+    q: torch.Tensor | None = None
+    d2t: torch.Tensor | None = None
+    confidence: tuple[float, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One sequence's share of a step: `count` rows from position `start` on.
+
+    `history` [>= start + count - drafted] are its tokens up to and including the anchor, a view that nobody
+    writes to. Rows are history[start:], then the first `verify` tokens of `draft`. `sample` is False for a
+    prefill chunk that is not the prompt's last, which needs no logits. `budget` is how many tokens may still
+    be emitted; `round` never repeats within a sequence. `draft_slots`: how many tokens to draft afterwards.
+    """
+
+    sequence: int
+    history: Tokens
+    start: int
+    count: int
+    pages: Tokens
+    sample: bool
+    state: SamplingState
+    budget: int
+    round: int
+    draft: DraftBlock | None = None
+    verify: int = 0
+    draft_slots: int = 0
+
+    @property
+    def anchor(self) -> int:
+        """Absolute position of the last token before the drafts."""
+        return self.start + self.count - self.verify - 1
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationBatch:
+    """A latched step."""
+
+    items: tuple[BatchItem, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(item.count for item in self.items)
+
+    def tokens(self) -> Tokens:
+        """[T] all rows' tokens, item after item."""
+        parts: list[Tokens] = []
+        for item in self.items:
+            known = item.count - item.verify
+            parts.append(item.history[item.start : item.start + known])
+            if item.verify and item.draft is not None:
+                parts.append(np.asarray(item.draft.tokens[: item.verify], dtype=np.int32))
+        return np.concatenate(parts)
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """[T] absolute positions."""
+        return np.concatenate(
+            [np.arange(item.start, item.start + item.count, dtype=np.int64) for item in self.items]
+        )
+
+    def logit_rows(self) -> npt.NDArray[np.int64]:
+        """Indices of the rows whose logits are needed: the anchor's and every draft's, sampled items only."""
+        wanted, row = [], 0
+        for item in self.items:
+            row += item.count
+            if item.sample:
+                wanted.append(np.arange(row - item.verify - 1, row, dtype=np.int64))
+        return np.concatenate(wanted) if wanted else np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """logits [n, V] of `logit_rows`, fp32 or wider; features [T, m*d] of all rows, None if not captured."""
+
+    logits: torch.Tensor
+    features: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification decided for one item.
+
+    `tokens` are emitted in order; the first `accepted` of them were drafts. `finish` ends the sequence
+    ("stop" at a stop token, "length" at the budget, "error" for logits that are not finite).
+    """
+
+    tokens: tuple[int, ...] = ()
+    accepted: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Literal["stop", "length", "error"] | None = None
+    stop_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the worker hands back: verdicts and next drafts, parallel to the batch's items; seconds spent."""
+
+    verdicts: tuple[Verdict, ...]
+    drafts: tuple[DraftBlock | None, ...]
+    forward_time: float
+    draft_time: float
+    step_time: float

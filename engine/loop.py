@@ -1,0 +1,361 @@
+"""The engine's step: plan, select, latch; one worker call; commit.
+
+    begin    plan    who prefills which chunk, who decodes            (scheduler.admission)
+             select  how far each drafted block is verified           (scheduler.policy)
+             latch   a frozen VerificationBatch, with the draft plan
+    worker   verify, then draft                                       (engine.worker, off the event loop)
+    commit   tokens, text, pages, ends
+
+Between `begin` and `commit` nothing changes the composition of the batch: aborts are only noted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import numpy as np
+
+from engine.batch import BatchItem, DraftBlock, StepResult, Verdict, VerificationBatch
+from engine.emission import Emission, emit
+from engine.intake import Intake
+from engine.outputs import (
+    EngineGauges,
+    EngineObserver,
+    FinishReason,
+    OutputDelta,
+    RequestStats,
+    StepStats,
+)
+from engine.page_table import PageTable
+from engine.pages import PagePool
+from engine.request import ActiveRequest, Request
+from engine.sequence import Sequence, Status
+from scheduler.admission import Limits, Running, StepPlan, Waiting, plan_step
+from scheduler.policy import Drafted, VerifyPolicy
+
+Delta = tuple[ActiveRequest, OutputDelta]
+
+#: how far down the queue a step looks for a sequence that fits
+_SCAN_DEPTH = 64
+
+
+class EngineLoop:
+    """Owns sequences and pages. Single-threaded: call from one thread, the worker runs beside it."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        intake: Intake,
+        policy: VerifyPolicy,
+        limits: Limits,
+        observer: EngineObserver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self.table = PageTable(pool, intake.max_model_len)
+        self.intake = intake
+        self.policy = policy
+        self.limits = limits
+        self.observer = observer
+        self.clock = clock
+        self.requests: dict[str, ActiveRequest] = {}
+        self.running: list[Sequence] = []  # in order of arrival
+        self.waiting: list[Sequence] = []  # in order of arrival
+        self._owner: dict[int, ActiveRequest] = {}
+        self._in_flight: VerificationBatch | None = None
+        self._begun = 0.0
+        self._aborted: list[Delta] = []
+
+    # ---- requests come and go
+
+    def add(self, request: Request) -> ActiveRequest:
+        """Queue a request. Raises ParamError when it can never run."""
+        active = self.intake.accept(request, self.clock())
+        self.requests[request.request_id] = active
+        for sequence in active.sequences:
+            self._owner[sequence.key] = active
+            self.waiting.append(sequence)
+        return active
+
+    def abort(self, request_id: str) -> None:
+        """End a request's unfinished choices: now, or at commit for those in the step in flight."""
+        active = self.requests.get(request_id)
+        if active is None:
+            return
+        flying = {item.sequence for item in self._in_flight.items} if self._in_flight else set()
+        for sequence in active.sequences:
+            sequence.aborted = True
+            if sequence.key not in flying and sequence.status is not Status.FINISHED:
+                self._aborted.append(self._end(sequence, "abort"))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting or self._aborted)
+
+    def gauges(self) -> EngineGauges:
+        pool = self.pool
+        return EngineGauges(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            queued_tokens=sum(sequence.pending for sequence in self.waiting),
+            kv_usage=1.0 - pool.available / pool.num_pages,
+            pages_free=pool.free_count,
+            pages_cached=pool.cached_count,
+            pages_total=pool.num_pages,
+        )
+
+    # ---- before the worker: plan, select, latch
+
+    def begin(self) -> VerificationBatch | None:
+        """Latch the next step; None if nothing can run now."""
+        assert self._in_flight is None, "a step is in flight"
+        self._begun = time.perf_counter()
+        plan = self._plan()
+        members = [sequence for sequence in self.running if sequence.key in plan.rows]
+        if not members:
+            return None
+        lengths = self._select(members, plan.spare_rows)
+        spare = plan.spare_pages - len(self.running)  # a page each, for the anchors of the next step
+        items = []
+        for sequence, verify in zip(members, lengths, strict=True):
+            rows = plan.rows[sequence.key]
+            slots = self._draft_slots(sequence, rows)
+            if slots:  # reserve for the anchor and the whole block, before anything is drafted
+                reserve = self.table.missing(sequence, rows + verify + 1 + slots)
+                if reserve > spare:
+                    slots = 0
+                else:
+                    self.table.grow(sequence, rows + verify + 1 + slots)
+                    spare -= reserve
+            items.append(self._latch(sequence, rows, verify, slots))
+        self._in_flight = VerificationBatch(tuple(items))
+        return self._in_flight
+
+    def _plan(self) -> StepPlan:
+        """Ask the scheduler, and give every sequence the pages that its rows need."""
+        table = self.table
+        work = [
+            Running(
+                sequence.key,
+                sequence.pending,
+                missing=table.missing(sequence, sequence.pending),
+                surplus=table.surplus(sequence),
+                reclaimable=table.reclaimable(sequence),
+            )
+            for sequence in self.running
+        ]
+        plan = plan_step(work, self._candidates(), self.pool.available, self.limits)
+        by_key = {sequence.key: sequence for sequence in (*self.running, *self.waiting)}
+        if plan.shed:
+            for sequence in self.running:
+                table.shed(sequence)
+        for key in plan.preempted:
+            self._preempt(by_key[key])
+        for sequence in self.running:
+            if sequence.key in plan.rows:
+                table.grow(sequence, sequence.pending)
+        for key in plan.admitted:
+            self._admit(by_key[key])
+        return plan
+
+    def _candidates(self) -> Iterator[Waiting]:
+        """Waiting sequences that could start now, with what the prefix cache holds for them."""
+        now = self.clock()
+        for sequence in islice(self.waiting, _SCAN_DEPTH):
+            owner = self._owner[sequence.key]
+            leader = owner.sequences[0]
+            if sequence is not leader and leader.generated == 0 and leader.finish_reason is None:
+                continue  # its prompt is being computed by the first choice, whose pages it will share
+            pending, pages = self.table.probe(sequence)
+            yield Waiting(sequence.key, pending, pages, now - owner.arrived)
+
+    def _select(self, members: list[Sequence], spare_rows: int) -> list[int]:
+        blocks = [Drafted(self._verifiable(sequence)) for sequence in members]
+        return self.policy.select(blocks, spare_rows)
+
+    def _verifiable(self, sequence: Sequence) -> int:
+        """Drafts of a sequence that could be verified. Sequences that prefill have none."""
+        return len(sequence.draft) if sequence.draft is not None and sequence.pending == 1 else 0
+
+    def _draft_slots(self, sequence: Sequence, rows: int) -> int:
+        """How many tokens to draft for it after this step; fixed before anything is drafted."""
+        if rows < sequence.pending:
+            return 0
+        cap = self._owner[sequence.key].request.speculative_tokens
+        slots = self.policy.slots()
+        return slots if cap is None else min(slots, cap)
+
+    def _latch(self, sequence: Sequence, rows: int, verify: int, slots: int) -> BatchItem:
+        return BatchItem(
+            sequence=sequence.key,
+            history=sequence.tokens,
+            start=sequence.computed,
+            count=rows + verify,
+            pages=np.asarray(sequence.pages, dtype=np.int32),
+            sample=rows == sequence.pending,
+            state=sequence.state,
+            budget=self.intake.budget(sequence),
+            round=sequence.round,
+            draft=sequence.draft if verify else None,
+            verify=verify,
+            draft_slots=slots,
+        )
+
+    # ---- seats
+
+    def _admit(self, sequence: Sequence) -> None:
+        self.table.seat(sequence)
+        sequence.status = Status.RUNNING
+        self.waiting.remove(sequence)
+        _insert(self.running, sequence)
+        owner = self._owner[sequence.key]
+        if owner.admitted is None:
+            owner.admitted = self.clock()
+            owner.usage.cached_tokens = sequence.computed
+            self.observer.prefix_cache(sequence.length, sequence.computed)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's pages away; it will recompute what the prefix cache does not keep."""
+        self.table.vacate(sequence)
+        sequence.status = Status.WAITING
+        self.running.remove(sequence)
+        _insert(self.waiting, sequence)
+        self._owner[sequence.key].preemptions += 1
+        self.observer.preempted()
+
+    # ---- after the worker: commit
+
+    def commit(self, batch: VerificationBatch, result: StepResult) -> list[Delta]:
+        """Take over what the worker decided. Returns the new pieces of output, to be streamed later."""
+        assert batch is self._in_flight
+        self._in_flight = None
+        deltas: list[Delta] = []
+        for item, verdict, draft in zip(batch.items, result.verdicts, result.drafts, strict=True):
+            sequence = self._sequence(item.sequence)
+            if sequence.aborted:
+                deltas.append(self._end(sequence, "abort"))
+                continue
+            sequence.computed += item.count - item.verify + verdict.accepted
+            if item.sample:
+                deltas.append(self._commit_tokens(sequence, item, verdict, draft))
+            if sequence.status is Status.RUNNING:
+                self.table.publish(sequence)
+        self._report(batch, result)
+        return deltas + self.drain_aborted()
+
+    def fail(self, batch: VerificationBatch, message: str) -> list[Delta]:
+        """The worker raised: every sequence of the batch ends with an error; the others go on."""
+        assert batch is self._in_flight
+        self._in_flight = None
+        sequences = [self._sequence(item.sequence) for item in batch.items]
+        return [self._end(sequence, "error", error=message) for sequence in sequences]
+
+    def drain_aborted(self) -> list[Delta]:
+        """Ends of choices that were aborted while they were not in a step."""
+        ended, self._aborted = self._aborted, []
+        return ended
+
+    def _sequence(self, key: int) -> Sequence:
+        return next(sequence for sequence in self._owner[key].sequences if sequence.key == key)
+
+    def _commit_tokens(
+        self, sequence: Sequence, item: BatchItem, verdict: Verdict, draft: DraftBlock | None
+    ) -> Delta:
+        """Append emitted tokens up to a stop string, and end the sequence if it is at its end."""
+        owner = self._owner[sequence.key]
+        sequence.round += 1
+        sequence.draft = draft
+        emission = emit(sequence, verdict, self.intake.eos_ids)
+        sequence.extend(emission.tokens)
+        owner.usage.draft_tokens += item.verify
+        owner.usage.accepted_tokens += min(verdict.accepted, len(emission.tokens))
+        owner.usage.completion_tokens += len(emission.tokens)
+        self._time_emission(owner, sequence, len(emission.tokens))
+        if emission.finish is not None:
+            error = "the model returned values that are not finite" if emission.finish == "error" else None
+            return self._end(sequence, emission.finish, emission, error)
+        return owner, OutputDelta(sequence.choice, emission.text, emission.tokens, emission.logprobs)
+
+    def _time_emission(self, owner: ActiveRequest, sequence: Sequence, count: int) -> None:
+        if not count:
+            return
+        now = self.clock()
+        if owner.first_token is None:
+            owner.first_token = now
+            self.observer.first_token(now - owner.arrived)
+        elif sequence.last_emission is not None:
+            self.observer.inter_token(now - sequence.last_emission, count)
+        sequence.last_emission = now
+
+    def _end(
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        emission: Emission | None = None,
+        error: str | None = None,
+    ) -> Delta:
+        """Finish a choice, whatever state it is in, and its request with the last of them."""
+        owner = self._owner.pop(sequence.key)
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            if finish != "error":  # what a broken step wrote must not be found again
+                self.table.publish(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self.table.vacate(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = finish
+        if owner.finished:
+            del self.requests[owner.request.request_id]
+            now = self.clock()
+            self.observer.finished(
+                RequestStats(
+                    finish,
+                    (owner.admitted if owner.admitted is not None else now) - owner.arrived,
+                    None if owner.first_token is None else owner.first_token - owner.arrived,
+                    now - owner.arrived,
+                    owner.usage,
+                    owner.preemptions,
+                )
+            )
+        if emission is None:
+            return owner, OutputDelta(sequence.choice, "", (), (), finish, None, error)
+        return owner, OutputDelta(
+            sequence.choice,
+            emission.text,
+            emission.tokens,
+            emission.logprobs,
+            finish,
+            emission.reason,
+            error,
+        )
+
+    def _report(self, batch: VerificationBatch, result: StepResult) -> None:
+        decided = [
+            (item, verdict)
+            for item, verdict in zip(batch.items, result.verdicts, strict=True)
+            if item.sample and item.count - item.verify == 1
+        ]
+        stats = StepStats(
+            step_time=time.perf_counter() - self._begun,
+            forward_time=result.forward_time,
+            draft_time=result.draft_time,
+            rows=batch.rows,
+            prefill_rows=sum(item.count for item in batch.items if item.count - item.verify > 1),
+            sequences=len(batch.items),
+            emitted=sum(len(verdict.tokens) for verdict in result.verdicts),
+            verified=tuple(item.verify for item, _ in decided),
+            accepted=tuple(verdict.accepted for _, verdict in decided),
+            corrupted=sum(verdict.finish == "error" for verdict in result.verdicts),
+        )
+        self.observer.step(stats, self.gauges())
+
+
+def _insert(queue: list[Sequence], sequence: Sequence) -> None:
+    """Keep a queue in order of arrival, which is the order of keys."""
+    at = len(queue)
+    while at and queue[at - 1].key > sequence.key:
+        at -= 1
+    queue.insert(at, sequence)

@@ -1,0 +1,204 @@
+"""Accept and correct: turn the target's logits over drafted rows into emitted tokens, without bias.
+
+Rows of a block are looked at one after another, all sequences together: row i is processed only where
+drafts 1..i were accepted, so processing costs what is emitted, and everything that depends on position
+(penalties, minimum length, random streams) is exact by construction.
+
+* greedy: emit the argmax; go on while it equals the draft.
+* coupled (seeded): emit argmax(log p + G); go on while it equals the draft.
+* rejection: accept draft x iff u * q(x) < p(x); at the first rejection draw from max(p - q, 0); after a
+  fully accepted block draw the bonus from p (Leviathan et al. 2023; Chen et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.batch import BatchItem, Verdict
+from engine.noise import Purpose, row_keys, uniforms
+from engine.outputs import TokenLogprob
+from engine.sampling import coupled_argmax, draw, probabilities
+
+
+@dataclass(slots=True)
+class _Run:
+    """One item on its way through its rows."""
+
+    item: BatchItem
+    row: int  # of the anchor, in the logits
+    accept_u: torch.Tensor | None = None  # [verify] float64
+    final_u: torch.Tensor | None = None  # [verify + 1] float64
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logp: torch.Tensor | None = None  # [V] log probabilities of the present row, if they are reported
+    accepted: int = 0
+    verdict: Verdict | None = None
+
+    @property
+    def proposed(self) -> int | None:
+        """The draft that the next row must agree with; None at the bonus row."""
+        draft, done = self.item.draft, len(self.tokens)
+        return draft.tokens[done] if draft is not None and done < self.item.verify else None
+
+    def emit(self, token: int, accepted: bool) -> None:
+        """Take one token; close the run if it is a stop token, the last allowed, or a correction."""
+        item = self.item
+        self.tokens.append(token)
+        self.accepted += accepted
+        item.state.advance(token)
+        if self.logp is not None:
+            self.logprobs.append(_report(self.logp, token, item.state.params.logprobs or 0))
+        if token in item.state.stop_ids:
+            self.close("stop", token)
+        elif len(self.tokens) >= item.budget:
+            self.close("length")
+        elif not accepted:
+            self.close()
+
+    def close(self, finish: str | None = None, stop_token: int | None = None) -> None:
+        self.verdict = Verdict(
+            tuple(self.tokens),
+            self.accepted,
+            tuple(self.logprobs),
+            finish,
+            stop_token,  # type: ignore[arg-type]
+        )
+
+
+def verify(items: Sequence[BatchItem], logits: torch.Tensor) -> list[Verdict]:
+    """Decide every item. logits [n, V]: 1 + verify rows an item, for the items with `sample` set, in order.
+
+    Advances each item's SamplingState by the tokens emitted. Items without `sample` get an empty verdict.
+    """
+    runs: list[_Run] = []
+    row = 0
+    for item in items:
+        runs.append(_Run(item, row))
+        if item.sample:
+            row += 1 + item.verify
+        else:
+            runs[-1].close()
+    _draw_uniforms(runs)
+    while live := [run for run in runs if run.verdict is None]:
+        _advance(live, logits)
+    return [run.verdict for run in runs if run.verdict is not None]
+
+
+def _draw_uniforms(runs: list[_Run]) -> None:
+    """Give every rejection-sampled run its uniforms for this round, in one call a purpose."""
+    sampled = [
+        run
+        for run in runs
+        if run.verdict is None and not run.item.state.params.greedy and run.item.state.params.seed is None
+    ]
+    if not sampled:
+        return
+    streams = torch.tensor([run.item.state.stream for run in sampled], dtype=torch.int64)
+    anchors = torch.tensor([run.item.anchor for run in sampled], dtype=torch.int64)
+    rounds = torch.tensor([run.item.round for run in sampled], dtype=torch.int64)
+    slots = 1 + max(run.item.verify for run in sampled)
+    accept = uniforms(streams, anchors, rounds, slots, Purpose.ACCEPT)
+    final = uniforms(streams, anchors, rounds, slots, Purpose.FINAL)
+    for i, run in enumerate(sampled):
+        run.accept_u, run.final_u = accept[i], final[i]
+
+
+def _advance(live: list[_Run], logits: torch.Tensor) -> None:
+    """Process the next row of every live run."""
+    raw = logits[torch.tensor([run.row + len(run.tokens) for run in live])]
+    finite = raw.amax(-1).isfinite().tolist()
+    for run, ok in zip(live, finite, strict=True):
+        if not ok:  # NaN or infinity came out of the model: fail this sequence, and only this one
+            run.close("error")
+    for i, run in enumerate(live):
+        if run.verdict is None and run.item.state.params.logprobs is not None:
+            run.logp = torch.log_softmax(raw[i], -1)  # of the model itself, before anything changes the row
+        if run.verdict is None and run.item.state.adjusts:
+            run.item.state.adjust(raw[i])
+
+    greedy = [i for i, run in enumerate(live) if run.verdict is None and run.item.state.params.greedy]
+    seeded, free = [], []
+    for i, run in enumerate(live):
+        params = run.item.state.params
+        if run.verdict is None and not params.greedy:
+            (free if params.seed is None else seeded).append(i)
+    if greedy:
+        rows = raw if len(greedy) == len(live) else raw[greedy]
+        _settle([live[i] for i in greedy], rows.argmax(-1).tolist())
+    if seeded:
+        _coupled([live[i] for i in seeded], raw[seeded])
+    if free:
+        _rejection([live[i] for i in free], raw if len(free) == len(live) else raw[free])
+
+
+def _settle(runs: list[_Run], targets: list[int]) -> None:
+    """The target's token is emitted whatever was drafted; the run goes on where they agree."""
+    for run, token in zip(runs, targets, strict=True):
+        run.emit(token, accepted=token == run.proposed)
+
+
+def _coupled(runs: list[_Run], adjusted: torch.Tensor) -> None:
+    p = probabilities(adjusted, [run.item.state.params for run in runs])
+    keys = row_keys(
+        torch.tensor([run.item.state.params.seed for run in runs], dtype=torch.int64),
+        torch.tensor([run.item.state.choice for run in runs], dtype=torch.int64),
+        torch.tensor([run.item.anchor + 1 + len(run.tokens) for run in runs], dtype=torch.int64),
+    )
+    _settle(runs, coupled_argmax(p, keys).tolist())
+
+
+def _rejection(runs: list[_Run], adjusted: torch.Tensor) -> None:
+    p = probabilities(adjusted, [run.item.state.params for run in runs])
+    correct: list[int] = []  # runs that draw their last token here
+    for i, run in enumerate(runs):
+        x = run.proposed
+        if x is not None:
+            done = len(run.tokens)
+            q = _draft_law(run, p.shape[-1])
+            q_x = 1.0 if q is None else float(q[x])
+            assert run.accept_u is not None
+            if float(run.accept_u[done]) * q_x < float(p[i, x]):
+                run.emit(x, accepted=True)
+                continue
+            residual = p[i].clone()
+            if q is None:
+                residual[x] = 0.0
+            else:
+                residual = (residual - q).clamp_min_(0.0)
+            if float(residual.sum()) > 0.0:  # else p equals q up to rounding, and p itself is right
+                p[i] = residual
+        correct.append(i)
+    if correct:
+        weights = p if len(correct) == len(runs) else p[correct]
+        u = torch.stack([_final_uniform(runs[i]) for i in correct])
+        for i, token in zip(correct, draw(weights, u).tolist(), strict=True):
+            runs[i].emit(token, accepted=False)
+
+
+def _final_uniform(run: _Run) -> torch.Tensor:
+    assert run.final_u is not None
+    return run.final_u[len(run.tokens)]
+
+
+def _draft_law(run: _Run, vocab: int) -> torch.Tensor | None:
+    """q of the run's next draft over the target's vocabulary [V]; None if one-hot."""
+    draft = run.item.draft
+    if draft is None or draft.q is None:
+        return None
+    row = draft.q[len(run.tokens)]
+    if draft.d2t is None:
+        return row
+    full = torch.zeros(vocab, dtype=row.dtype)
+    full[draft.d2t] = row
+    return full
+
+
+def _report(logp: torch.Tensor, token: int, top: int) -> TokenLogprob:
+    """The token's log probability and its `top` likeliest alternatives. logp [V]."""
+    if not top:
+        return TokenLogprob(token, float(logp[token]))
+    values, ids = torch.topk(logp, top)
+    return TokenLogprob(token, float(logp[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))

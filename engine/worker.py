@@ -1,0 +1,62 @@
+"""One worker call: verify the latched batch, then draft for the next step. Runs off the event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.batch import DraftBlock, StepResult, Verdict, VerificationBatch
+from engine.drafter import Drafter, DraftRequest
+from engine.executor import Executor
+from engine.verification import verify
+
+
+class Worker:
+    """Owns nothing but its tools: all state is in the executor, the drafter and the batch."""
+
+    def __init__(self, executor: Executor, drafter: Drafter | None) -> None:
+        self.executor = executor
+        self.drafter = drafter
+
+    @torch.inference_mode()
+    def run(self, batch: VerificationBatch) -> StepResult:
+        """Forward, accept and correct, then draft. Raises whatever the executor raises."""
+        begun = time.perf_counter()
+        drafter = self.drafter
+        output = self.executor.forward(batch, drafter.feature_layers if drafter else ())
+        forwarded = time.perf_counter()
+        verdicts = verify(batch.items, output.logits)
+        verified = time.perf_counter()
+        drafts: Sequence[DraftBlock | None] = [None] * len(batch.items)
+        if drafter is not None:
+            drafter.observe(batch, output.features, verdicts)
+            drafts = self._draft(drafter, batch, verdicts)
+        done = time.perf_counter()
+        return StepResult(tuple(verdicts), tuple(drafts), forwarded - begun, done - verified, done - begun)
+
+    @staticmethod
+    def _draft(
+        drafter: Drafter, batch: VerificationBatch, verdicts: Sequence[Verdict]
+    ) -> list[DraftBlock | None]:
+        """Draft for the items that the plan names and that go on; never past what they may still emit."""
+        drafts: list[DraftBlock | None] = [None] * len(batch.items)
+        wanted: list[int] = []
+        requests: list[DraftRequest] = []
+        for index, (item, verdict) in enumerate(zip(batch.items, verdicts, strict=True)):
+            # The next step emits one token more than it verifies.
+            slots = min(item.draft_slots, item.budget - len(verdict.tokens) - 1)
+            if slots < 1 or verdict.finish is not None or not item.sample:
+                continue
+            known = item.history[: item.start + item.count - item.verify]
+            tokens = np.concatenate((known, np.asarray(verdict.tokens, dtype=np.int32)))
+            wanted.append(index)
+            requests.append(
+                DraftRequest(item.sequence, tokens, slots, item.round + 1, item.pages, item.state)
+            )
+        if requests:
+            for index, block in zip(wanted, drafter.draft(requests), strict=True):
+                drafts[index] = block if block is not None and len(block) else None
+        return drafts

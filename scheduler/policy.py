@@ -1,0 +1,71 @@
+"""How far each drafted block is verified, and how many tokens are drafted at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One block that waits for verification, as a policy may see it.
+
+    `length` tokens were drafted. `survival` [length] is the drafter's running estimate that positions
+    1..k are all accepted; None without a confidence head. `guarded`: the request is rejection-sampled,
+    so its admissions must not look at what its drafts turned out to be.
+    """
+
+    length: int
+    survival: tuple[float, ...] | None = None
+    guarded: bool = True
+
+
+class VerifyPolicy(Protocol):
+    """Chooses verification lengths from numbers alone."""
+
+    name: str
+
+    def slots(self) -> int:
+        """How many tokens to draft for a sequence at most (0: do not draft)."""
+
+    def select(self, blocks: Sequence[Drafted], row_cap: int) -> list[int]:
+        """How many drafts of each block to verify, in order; at most `row_cap` in all."""
+
+
+class Fixed:
+    """Verify the first k drafts of every block, whatever the load.
+
+    When the row cap binds, positions are filled one after another across the blocks, in order, which looks
+    at nothing that was drafted and so cannot bias anything.
+    """
+
+    def __init__(self, k: int) -> None:
+        if k < 0:
+            raise ValueError(f"fixed:K needs K >= 0, got {k}")
+        self.k = k
+        self.name = f"fixed:{k}" if k else "off"
+
+    def slots(self) -> int:
+        return self.k
+
+    def select(self, blocks: Sequence[Drafted], row_cap: int) -> list[int]:
+        lengths = [0] * len(blocks)
+        for position in range(self.k):
+            for i, block in enumerate(blocks):
+                if block.length > position:
+                    if row_cap == 0:
+                        return lengths
+                    lengths[i] += 1
+                    row_cap -= 1
+        return lengths
+
+
+def parse_policy(text: str) -> VerifyPolicy:
+    """`off` or `fixed:K`. Raises ValueError, naming what is allowed."""
+    if text == "off":
+        return Fixed(0)
+    kind, _, value = text.partition(":")
+    if kind == "fixed" and value.isdigit() and int(value) <= 64:
+        return Fixed(int(value))
+    raise ValueError(f"verify policy {text!r} is neither 'off' nor 'fixed:K' with K from 0 to 64")
