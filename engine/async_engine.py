@@ -1,8 +1,9 @@
-"""The only door for the server: submit requests, await pieces of output, while steps run on a worker thread."""
+"""The only door for the server: submit requests and await output, while steps run on a worker thread."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -119,6 +120,8 @@ class AsyncEngine:
         self._worker = worker
         self._streams: dict[str, RequestStream] = {}
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()  # nobody waits for output
+        self._idle.set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dspark-worker")
         self._task: asyncio.Task[None] | None = None
         self._step_begun: float | None = None
@@ -144,16 +147,15 @@ class AsyncEngine:
         self.state = "running"
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests, let the accepted ones finish, abort those left after `timeout` seconds, stop."""
+        """Refuse new requests, let the accepted ones finish for `timeout` seconds, abort the rest, stop."""
         if self.state == "running":
             self.state = "draining"
-        deadline = time.monotonic() + timeout
-        while self._streams and self.state == "draining" and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        for request_id in list(self._streams):
-            self.abort(request_id)
-        while self._streams and self.state == "draining":
-            await asyncio.sleep(0.005)
+        if self._task is not None and not self._task.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout)
+            for request_id in list(self._streams):
+                self.abort(request_id)
+            await self._idle.wait()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -180,6 +182,7 @@ class AsyncEngine:
         active = self._loop.add(request)
         stream = RequestStream(self, active)
         self._streams[request.request_id] = stream
+        self._idle.clear()
         self._wake.set()
         return stream
 
@@ -249,6 +252,8 @@ class AsyncEngine:
             stream._put(delta)
             if active.finished:
                 del self._streams[request_id]
+        if not self._streams:
+            self._idle.set()
 
     def _end_all(self, message: str) -> None:
         for stream in list(self._streams.values()):
@@ -257,3 +262,4 @@ class AsyncEngine:
                     sequence.finish_reason = "error"
                     stream._put(OutputDelta(sequence.choice, "", (), (), "error", None, message))
         self._streams.clear()
+        self._idle.set()

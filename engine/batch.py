@@ -14,6 +14,9 @@ from engine.sampling import SamplingState
 
 Tokens = npt.NDArray[np.int32]
 
+#: how verification may end a sequence
+Finish = Literal["stop", "length", "error"]
+
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
@@ -118,7 +121,7 @@ class Verdict:
     tokens: tuple[int, ...] = ()
     accepted: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
-    finish: Literal["stop", "length", "error"] | None = None
+    finish: Finish | None = None
     stop_token: int | None = None
 
 

@@ -32,7 +32,7 @@ def _packs() -> bool:
     """Whether this build of torch offers the packed product (an operator without a stability promise)."""
     ops = torch.ops.mkldnn
     return (
-        torch.backends.mkldnn.is_available()
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(ops, "_reorder_linear_weight")
         and hasattr(ops, "_linear_pointwise")
     )

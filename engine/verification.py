@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.batch import BatchItem, Verdict
+from engine.batch import BatchItem, Finish, Verdict
 from engine.noise import Purpose, row_keys, uniforms
 from engine.outputs import TokenLogprob
 from engine.sampling import coupled_argmax, draw, probabilities
@@ -58,14 +58,8 @@ class _Run:
         elif not accepted:
             self.close()
 
-    def close(self, finish: str | None = None, stop_token: int | None = None) -> None:
-        self.verdict = Verdict(
-            tuple(self.tokens),
-            self.accepted,
-            tuple(self.logprobs),
-            finish,
-            stop_token,  # type: ignore[arg-type]
-        )
+    def close(self, finish: Finish | None = None, stop_token: int | None = None) -> None:
+        self.verdict = Verdict(tuple(self.tokens), self.accepted, tuple(self.logprobs), finish, stop_token)
 
 
 def verify(items: Sequence[BatchItem], logits: torch.Tensor) -> list[Verdict]:
@@ -120,7 +114,8 @@ def _advance(live: list[_Run], logits: torch.Tensor) -> None:
             run.item.state.adjust(raw[i])
 
     greedy = [i for i, run in enumerate(live) if run.verdict is None and run.item.state.params.greedy]
-    seeded, free = [], []
+    seeded: list[int] = []
+    free: list[int] = []
     for i, run in enumerate(live):
         params = run.item.state.params
         if run.verdict is None and not params.greedy:

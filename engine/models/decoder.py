@@ -105,7 +105,7 @@ class FusedDecoder:
         features = {-1: x} if -1 in feature_layers else {}
         for i, layer in enumerate(self.layers):
             qkv = layer.qkv(self._norm(x, layer.input_norm)).view(rows, heads + 2 * kv_heads, dim)
-            q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+            q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
             if config.rope_layers[i]:
