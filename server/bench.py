@@ -1,0 +1,217 @@
+"""`dspark bench`: the engine without HTTP, in a closed loop of so many streams.
+
+For each combination of concurrency, sampling and policy: output tokens per second, step time, what share of
+the time is spent outside the target's forward pass, and how speculation fares. Combinations run one after
+another in one process, so that their ratios can be trusted more than their absolute values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from server.bench_prompts import PROMPTS
+from server.options import SettingsError, add_flags, load
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top-p": {"temperature": 1.0, "top_p": 0.9},
+    "seeded": {"temperature": 1.0, "seed": 1},
+}
+
+
+@dataclass
+class _Tally:
+    """An observer that keeps what a benchmark needs."""
+
+    steps: list[Any] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+
+    def step(self, stats: Any, gauges: Any) -> None:
+        self.steps.append(stats)
+
+    def first_token(self, seconds: float) -> None:
+        self.first.append(seconds)
+
+    def inter_token(self, seconds: float, tokens: int) -> None:
+        self.gaps += [seconds / tokens] * tokens
+
+    def finished(self, stats: Any) -> None: ...
+    def preempted(self) -> None: ...
+    def prefix_cache(self, queried_tokens: int, hit_tokens: int) -> None: ...
+    def gauges(self, gauges: Any) -> None: ...
+
+    def clear(self) -> None:
+        self.steps.clear()
+        self.first.clear()
+        self.gaps.clear()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of `dspark bench`; returns the exit code."""
+    options = vars(_parser().parse_args(argv))
+    own = {name: options.pop(name) for name in _OWN}
+    try:
+        settings = load(options)
+        prompts = _prompts(own["prompts"])
+    except (SettingsError, OSError, ValueError) as error:
+        print(f"dspark bench: {error}", file=sys.stderr)
+        return 2
+    from server.wiring import BadSettings, build_parts
+
+    tally = _Tally()
+    try:
+        parts = build_parts(settings, tally, lambda line: print(line, file=sys.stderr))
+    except (BadSettings, OSError, ValueError) as error:
+        print(f"dspark bench: {error}", file=sys.stderr)
+        return 1
+    policies = own["policies"] or dict.fromkeys(("off", parts.info["verify_policy"]))
+    rows = asyncio.run(_measure(parts, tally, prompts, own, list(policies)))
+    result = {"engine": parts.info, "max_tokens": own["max_tokens"], "rows": rows}
+    if own["json"]:
+        Path(own["json"]).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+_OWN = ("concurrency", "sampling", "policies", "requests", "max_tokens", "prompts", "json")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dspark bench",
+        usage="dspark bench [MODEL] [options]",
+        description="Measure the engine without HTTP, in a closed loop of so many streams.",
+        allow_abbrev=False,
+    )
+    group = parser.add_argument_group("Benchmark")
+    group.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16], metavar="N", help="streams")
+    group.add_argument(
+        "--sampling", nargs="+", choices=SAMPLINGS, default=["greedy"], help="how tokens are chosen"
+    )
+    group.add_argument(
+        "--policies",
+        nargs="+",
+        metavar="P",
+        help="verify policies to compare (default: off and the configured)",
+    )
+    group.add_argument(
+        "--requests", type=int, default=2, metavar="N", help="requests a stream, after one to warm up"
+    )
+    group.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens a request")
+    group.add_argument("--prompts", metavar="FILE.jsonl", help='prompts to use, one {"prompt": ...} a line')
+    group.add_argument("--json", metavar="FILE", help="write the results there as well")
+    add_flags(parser)
+    return parser
+
+
+def _prompts(path: str | None) -> list[str]:
+    if path is None:
+        return list(PROMPTS)
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts")
+    return prompts
+
+
+async def _measure(
+    parts: Any, tally: _Tally, prompts: list[str], own: dict[str, Any], policies: list[str]
+) -> list[dict[str, Any]]:
+    from engine.async_engine import AsyncEngine
+    from scheduler.policy import parse_policy
+
+    if own["concurrency"] and max(own["concurrency"]) > parts.loop.limits.max_sequences:
+        print("dspark bench: some concurrencies exceed --max-num-seqs and will queue", file=sys.stderr)
+    engine = AsyncEngine(parts.loop, parts.worker, parts.tokenizer, max_queued=1 << 20)
+    await engine.start()
+    ids = [_encode(parts.tokenizer, prompt) for prompt in prompts]
+    print(_HEADER)
+    rows = []
+    for sampling, streams, policy in itertools.product(own["sampling"], own["concurrency"], policies):
+        parts.loop.policy = parse_policy(policy)
+        row: dict[str, Any] = {"sampling": sampling, "concurrency": streams, "policy": parts.loop.policy.name}
+        row |= await _run(engine, tally, ids, SAMPLINGS[sampling], streams, own)
+        rows.append(row)
+        print(_FORMAT.format(**row), flush=True)
+    await engine.drain(0.0)
+    return rows
+
+
+def _encode(tokenizer: Any, prompt: str) -> list[int]:
+    if tokenizer.has_chat_template:
+        return list(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]))
+    return list(tokenizer.encode(prompt))
+
+
+async def _run(
+    engine: Any,
+    tally: _Tally,
+    prompts: list[list[int]],
+    sampling: dict[str, Any],
+    streams: int,
+    own: dict[str, Any],
+) -> dict[str, Any]:
+    """One combination: every stream sends its requests one after another; the first of each warms up."""
+    from engine.params import SamplingParams
+    from engine.request import Request
+
+    numbers = itertools.count()
+    params = SamplingParams(max_tokens=own["max_tokens"], ignore_eos=True, **sampling)
+
+    async def send(index: int) -> int:
+        name = f"bench-{next(numbers)}"
+        # A salt of its own: every request prefills its whole prompt.
+        request = Request(name, prompts[index % len(prompts)], params, f"{time.perf_counter_ns()}-{name}")
+        async with engine.submit(request) as stream:
+            async for _ in stream:
+                pass
+        return int(stream.usage.completion_tokens)
+
+    async def stream_of_requests(index: int, count: int) -> int:
+        return sum([await send(index + streams * turn) for turn in range(count)])
+
+    await asyncio.gather(*(stream_of_requests(index, 1) for index in range(streams)))
+    tally.clear()
+    begun = time.perf_counter()
+    counts = await asyncio.gather(
+        *(stream_of_requests(index + streams, own["requests"]) for index in range(streams))
+    )
+    wall = time.perf_counter() - begun
+    steps = list(tally.steps)
+    verified = [length for step in steps for length in step.verified]
+    accepted = [length for step in steps for length in step.accepted]
+    return {
+        "tokens_per_second": sum(counts) / wall,
+        "step_ms": 1e3 * median(step.step_time for step in steps),
+        "rows_per_step": mean(step.rows for step in steps),
+        "outside_forward": 1.0 - sum(step.forward_time for step in steps) / wall,
+        "draft_share": sum(step.draft_time for step in steps) / wall,
+        "verify_length": mean(verified) if verified else 0.0,
+        "accepted_length": 1.0 + mean(accepted) if accepted else 1.0,
+        "ttft_ms": 1e3 * median(tally.first),
+        "itl_ms": 1e3 * mean(tally.gaps) if tally.gaps else 0.0,
+        "wall_seconds": wall,
+        "tokens": sum(counts),
+        "steps": len(steps),
+    }
+
+
+_HEADER = (
+    "sampling     streams  policy    tokens/s  step ms  rows/step  outside fwd  verify  tau   TTFT ms  ITL ms"
+)
+_FORMAT = (
+    "{sampling:<12} {concurrency:>7}  {policy:<8} {tokens_per_second:>9.1f} {step_ms:>8.1f} "
+    "{rows_per_step:>10.1f} {outside_forward:>12.1%} {verify_length:>7.2f} {accepted_length:>5.2f} "
+    "{ttft_ms:>8.0f} {itl_ms:>7.1f}"
+)

@@ -1,0 +1,185 @@
+"""Puts an engine together from settings: model, executor, pages, drafter, policy, loop."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafters.ngram import NgramDrafter
+from engine.async_engine import AsyncEngine
+from engine.drafter import Drafter
+from engine.intake import Intake
+from engine.loop import EngineLoop
+from engine.machine import has_fast_bf16, usable_cores, usable_memory
+from engine.models.base import Model
+from engine.models.config import ModelConfig
+from engine.models.decoder import FusedDecoder
+from engine.models.locate import default_cache_dir, locate_model
+from engine.models.transformers_model import TransformersModel
+from engine.models.weights import load_tensors
+from engine.outputs import EngineObserver
+from engine.pages import PagePool
+from engine.tokenizer import Tokenizer
+from engine.torch_executor import TorchExecutor
+from engine.worker import Worker
+from scheduler.admission import Limits
+from scheduler.policy import parse_policy
+from server.settings import DEFAULT_MODEL, Settings
+
+Progress = Callable[[str], None]
+
+PAGE_SIZE = 16
+#: rows a step on a CPU: bounds how long a long prompt can hold up a stream, at little cost in throughput
+_CPU_TOKEN_BUDGET = 256
+_KV_SHARE, _KV_MOST = 0.4, 4 << 30
+
+
+class BadSettings(ValueError):
+    """Settings that are fine each, but not together or not with this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A complete engine without its asyncio door."""
+
+    loop: EngineLoop
+    worker: Worker
+    tokenizer: Tokenizer
+    info: dict[str, Any]
+
+
+def build_engine(settings: Settings, observer: EngineObserver, progress: Progress) -> AsyncEngine:
+    """The server's engine. Raises ModelNotFound, UnsupportedModel, CorruptModel or BadSettings."""
+    parts = build_parts(settings, observer, progress)
+    return AsyncEngine(
+        parts.loop,
+        parts.worker,
+        parts.tokenizer,
+        max_queued=settings.max_num_queued_reqs,
+        info=parts.info,
+    )
+
+
+def build_parts(settings: Settings, observer: EngineObserver, progress: Progress) -> Parts:
+    """Load the model and put loop and worker around it."""
+    begun = time.perf_counter()
+    threads = settings.threads or usable_cores()
+    torch.set_num_threads(threads)
+    cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
+    folder = locate_model(settings.model, cache, progress)
+    config = ModelConfig.from_folder(folder)
+    dtype = _dtype(settings.dtype)
+    progress(f"loading {folder.name} in {str(dtype).removeprefix('torch.')}")
+    tokenizer_folder = locate_model(settings.tokenizer, cache, progress) if settings.tokenizer else folder
+    tokenizer = Tokenizer.from_folder(tokenizer_folder, _template(settings.chat_template))
+    model = _model(config, folder, dtype)
+    pages = settings.num_pages or _affordable_pages(settings, config, dtype)
+    max_model_len = _context(settings, config, pages)
+    executor = TorchExecutor(model, pages, PAGE_SIZE, dtype)
+    drafter, policy_name = _speculation(settings)
+    pool = PagePool(executor.num_pages, PAGE_SIZE)
+    intake = Intake(
+        config.vocab_size,
+        max_model_len,
+        config.eos_token_ids | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()),
+        _padded(tokenizer.token_bytes, config.vocab_size),
+        tokenizer.special_ids,
+        max_logprobs=settings.max_logprobs,
+        prefix_caching=settings.enable_prefix_caching,
+        page_salt=drafter.identity if drafter else "",
+        seed=settings.seed,
+    )
+    budget = settings.max_num_batched_tokens or max(_CPU_TOKEN_BUDGET, settings.max_num_seqs)
+    if budget < settings.max_num_seqs:
+        raise BadSettings(
+            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {settings.max_num_seqs}"
+        )
+    limits = Limits(budget, settings.max_num_seqs)
+    loop = EngineLoop(pool, intake, parse_policy(policy_name), limits, observer)
+    info = {
+        "model": settings.model or DEFAULT_MODEL,
+        "architecture": config.architecture,
+        **executor.describe(),
+        "drafter": drafter.name if drafter else "none",
+        "verify_policy": policy_name,
+        "page_size": PAGE_SIZE,
+        "pages": executor.num_pages,
+        "kv_tokens": executor.num_pages * PAGE_SIZE,
+        "max_model_len": max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": budget,
+        "prefix_caching": settings.enable_prefix_caching,
+        "torch_version": importlib.metadata.version("torch"),
+        "load_seconds": round(time.perf_counter() - begun, 2),
+    }
+    return Parts(loop, Worker(executor, drafter), tokenizer, info)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if has_fast_bf16() else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def _model(config: ModelConfig, folder: Path, dtype: torch.dtype) -> Model:
+    if config.fused:
+        return FusedDecoder(config, load_tensors(folder), dtype)
+    return TransformersModel.load(folder, dtype, config=config)
+
+
+def _affordable_pages(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Pages for --kv-cache-memory, or for a share of what is left, but not more than could ever be used."""
+    page = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * PAGE_SIZE
+    if settings.kv_cache_memory:
+        return max(1, int(settings.kv_cache_memory * (1 << 30)) // page)
+    useful = -(-_longest(settings, config) // PAGE_SIZE) * settings.max_num_seqs
+    return max(1, min(useful, int(min(_KV_MOST, _KV_SHARE * usable_memory())) // page))
+
+
+def _longest(settings: Settings, config: ModelConfig) -> int:
+    if settings.max_model_len and settings.max_model_len > config.max_position:
+        raise BadSettings(
+            f"--max-model-len {settings.max_model_len} exceeds the model's {config.max_position} positions"
+        )
+    return settings.max_model_len or config.max_position
+
+
+def _context(settings: Settings, config: ModelConfig, pages: int) -> int:
+    """The context limit: a single sequence must always fit, or it could never finish."""
+    longest = _longest(settings, config)
+    if longest <= pages * PAGE_SIZE:
+        return longest
+    if settings.max_model_len:
+        raise BadSettings(
+            f"--max-model-len {longest} needs {-(-longest // PAGE_SIZE)} pages, but the KV cache has {pages}"
+        )
+    return pages * PAGE_SIZE
+
+
+def _speculation(settings: Settings) -> tuple[Drafter | None, str]:
+    """The drafter and the name of the policy that go together."""
+    config = settings.speculative_config
+    if config.method == "off" or settings.verify_policy == "off":
+        if settings.verify_policy not in (None, "off", "fixed:0"):
+            raise BadSettings(f"--verify-policy {settings.verify_policy} needs a drafter, and there is none")
+        return None, "off"
+    drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    return drafter, settings.verify_policy or f"fixed:{config.num_speculative_tokens}"
+
+
+def _template(value: str | None) -> str | None:
+    """A chat template given as a file's name or as text."""
+    if value is not None and "{" not in value and Path(value).is_file():
+        return Path(value).read_text(encoding="utf-8")
+    return value
+
+
+def _padded(token_bytes: list[bytes], vocab_size: int) -> list[bytes]:
+    """Checkpoints often have more rows than the tokenizer has tokens; those rows say nothing."""
+    return token_bytes + [b""] * (vocab_size - len(token_bytes))
