@@ -74,19 +74,20 @@ class RequestStream:
         self._pieces.append(delta)
         self._ready.set()
 
-    def __aiter__(self) -> AsyncIterator[OutputDelta]:
-        return self
-
-    async def __anext__(self) -> OutputDelta:
-        if not self._open:
-            raise StopAsyncIteration
-        while not self._pieces:
+    async def batch(self) -> list[OutputDelta]:
+        """All pieces that wait, at least one; empty after the last. One write can carry them all."""
+        while self._open and not self._pieces:
             self._ready.clear()
             await self._ready.wait()
-        delta = self._pieces.popleft()
-        if delta.finish_reason is not None:
-            self._open -= 1
-        return delta
+        pieces = list(self._pieces)
+        self._pieces.clear()
+        self._open -= sum(delta.finish_reason is not None for delta in pieces)
+        return pieces
+
+    async def __aiter__(self) -> AsyncIterator[OutputDelta]:
+        while pieces := await self.batch():
+            for delta in pieces:
+                yield delta
 
     async def __aenter__(self) -> RequestStream:
         return self

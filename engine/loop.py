@@ -26,12 +26,12 @@ from engine.outputs import (
     FinishReason,
     OutputDelta,
     RequestStats,
-    StepStats,
 )
 from engine.page_table import PageTable
 from engine.pages import PagePool
 from engine.request import ActiveRequest, Request
 from engine.sequence import Sequence, Status
+from engine.step_stats import step_stats
 from scheduler.admission import Limits, Running, StepPlan, Waiting, plan_step
 from scheduler.policy import Drafted, VerifyPolicy
 
@@ -242,7 +242,8 @@ class EngineLoop:
                 deltas.append(self._commit_tokens(sequence, item, verdict, draft))
             if sequence.status is Status.RUNNING:
                 self.table.publish(sequence)
-        self._report(batch, result)
+        stats = step_stats(batch, result, time.perf_counter() - self._begun)
+        self.observer.step(stats, self.gauges())
         return deltas + self.drain_aborted()
 
     def fail(self, batch: VerificationBatch, message: str) -> list[Delta]:
@@ -331,26 +332,6 @@ class EngineLoop:
             emission.reason,
             error,
         )
-
-    def _report(self, batch: VerificationBatch, result: StepResult) -> None:
-        decided = [
-            (item, verdict)
-            for item, verdict in zip(batch.items, result.verdicts, strict=True)
-            if item.sample and item.count - item.verify == 1
-        ]
-        stats = StepStats(
-            step_time=time.perf_counter() - self._begun,
-            forward_time=result.forward_time,
-            draft_time=result.draft_time,
-            rows=batch.rows,
-            prefill_rows=sum(item.count for item in batch.items if item.count - item.verify > 1),
-            sequences=len(batch.items),
-            emitted=sum(len(verdict.tokens) for verdict in result.verdicts),
-            verified=tuple(item.verify for item, _ in decided),
-            accepted=tuple(verdict.accepted for _, verdict in decided),
-            corrupted=sum(verdict.finish == "error" for verdict in result.verdicts),
-        )
-        self.observer.step(stats, self.gauges())
 
 
 def _insert(queue: list[Sequence], sequence: Sequence) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 
 class OutOfPages(RuntimeError):
@@ -31,7 +32,8 @@ class PageKey:
 
 
 def _hash(parent: int | None, tokens: tuple[int, ...], salt: str) -> int:
-    return hash((parent, tokens, salt))
+    """128 bits that nobody can make collide: a child knows its ancestors by their digest alone."""
+    return int.from_bytes(blake2b(repr((parent, tokens, salt)).encode(), digest_size=16).digest())
 
 
 class PagePool:

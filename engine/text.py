@@ -11,7 +11,7 @@ class TextStream:
 
     Each token contributes exact bytes, decoded incrementally: half a character waits for its other half.
     Text that could still become a stop string is held back, and only that (the longest suffix that is a
-    proper prefix of a stop string). The text ends before the first stop string.
+    proper prefix of a stop string). The text ends before the first stop string to be complete.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class TextStream:
         if not self._stop:
             return text
         self._held += text
-        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        # The first to be complete, so that it does not matter how the text is cut into tokens.
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            at, self.stopped_by = min(found)
+            _, at, self.stopped_by = min(found)
             text, self._held = self._held[:at], ""
             return text
         keep = max(_overlap(self._held, stop) for stop in self._stop)

@@ -112,6 +112,8 @@ def _advance(live: list[_Run], logits: torch.Tensor) -> None:
             run.logp = torch.log_softmax(raw[i], -1)  # of the model itself, before anything changes the row
         if run.verdict is None and run.item.state.adjusts:
             run.item.state.adjust(raw[i])
+            if not bool(raw[i].amax().isfinite()):  # nothing is left that may be emitted
+                run.close("error")
 
     greedy = [i for i, run in enumerate(live) if run.verdict is None and run.item.state.params.greedy]
     seeded: list[int] = []

@@ -77,7 +77,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     dtype = _dtype(settings.dtype)
     progress(f"loading {folder.name} in {str(dtype).removeprefix('torch.')}")
     tokenizer_folder = locate_model(settings.tokenizer, cache, progress) if settings.tokenizer else folder
-    tokenizer = Tokenizer.from_folder(tokenizer_folder, _template(settings.chat_template))
+    tokenizer = Tokenizer.from_folder(tokenizer_folder, settings.chat_template_text)
     model = _model(config, folder, dtype)
     pages = settings.num_pages or _affordable_pages(settings, config, dtype)
     max_model_len = _context(settings, config, pages)
@@ -171,13 +171,6 @@ def _speculation(settings: Settings) -> tuple[Drafter | None, str]:
         return None, "off"
     drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     return drafter, settings.verify_policy or f"fixed:{config.num_speculative_tokens}"
-
-
-def _template(value: str | None) -> str | None:
-    """A chat template given as a file's name or as text."""
-    if value is not None and "{" not in value and Path(value).is_file():
-        return Path(value).read_text(encoding="utf-8")
-    return value
 
 
 def _padded(token_bytes: list[bytes], vocab_size: int) -> list[bytes]:

@@ -1,28 +1,42 @@
-"""Tiny random models and a synchronous engine around them."""
+"""Tiny random models, drafters that misbehave on purpose, and a synchronous engine around them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
-from engine.drafter import Drafter
+from engine.batch import DraftBlock, Verdict, VerificationBatch
+from engine.drafter import Drafter, DraftRequest
 from engine.intake import Intake
 from engine.loop import EngineLoop
 from engine.models.config import ModelConfig
 from engine.models.decoder import FusedDecoder
+from engine.noise import Purpose, uniforms
 from engine.outputs import EngineObserver, NullObserver, OutputDelta
 from engine.pages import PagePool
 from engine.params import SamplingParams
-from engine.request import Request
+from engine.request import ActiveRequest, Request
+from engine.sampling import draw
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits
 from scheduler.policy import parse_policy
 
 VOCAB = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For modules that import it: a second thread only slows such small products down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def hf_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
@@ -70,6 +84,99 @@ def fused(model: Any, dtype: torch.dtype = torch.float32) -> FusedDecoder:
     config = ModelConfig.from_dict(model.config.to_dict())
     assert config.fused
     return FusedDecoder(config, model.state_dict().items(), dtype)
+
+
+@functools.cache
+def tiny(family: str = "llama", layers: int = 2) -> FusedDecoder:
+    """A small fp64 model on our decoder, made once; do not change it."""
+    return fused(reference(family, layers), torch.float64)
+
+
+@functools.cache
+def reference(family: str = "llama", layers: int = 2) -> Any:
+    """The transformers model that `tiny` was made from."""
+    return hf_model(family, dtype=torch.float64, num_hidden_layers=layers)
+
+
+class GuessDrafter:
+    """Proposes what a function of (tokens, slots) says; deterministic, as far as the engine is told."""
+
+    name = "guess"
+    feature_layers: tuple[int, ...] = ()
+    identity = ""
+
+    def __init__(self, guess: Callable[[list[int], int], Sequence[int]]) -> None:
+        self.guess = guess
+
+    def observe(
+        self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]
+    ) -> None:
+        pass
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
+        blocks = (tuple(self.guess(each.tokens.tolist(), each.slots)) for each in requests)
+        return [DraftBlock(block) if block else None for block in blocks]
+
+
+def oracle(*texts: Sequence[int]) -> GuessDrafter:
+    """Knows whole texts, prompt included, and proposes how they go on."""
+
+    def guess(tokens: list[int], slots: int) -> Sequence[int]:
+        for text in texts:
+            if list(text[: len(tokens)]) == tokens:
+                return text[len(tokens) : len(tokens) + slots]
+        return ()
+
+    return GuessDrafter(guess)
+
+
+def babbler(seed: int = 0) -> GuessDrafter:
+    """Proposes random tokens, some of them what a text repeats, and blocks of random length."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def below(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=generator))
+
+    def guess(tokens: list[int], slots: int) -> Sequence[int]:
+        return [tokens[below(len(tokens))] if below(2) else below(VOCAB) for _ in range(below(slots + 1))]
+
+    return GuessDrafter(guess)
+
+
+class LawDrafter:
+    """Draws from a law of its own, a table of logits by previous token [V, V], and reports it as q."""
+
+    name = "law"
+    feature_layers: tuple[int, ...] = ()
+    identity = ""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.laws = torch.softmax(table.float(), -1)
+
+    def observe(
+        self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]
+    ) -> None:
+        pass
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> DraftBlock:
+        noise = uniforms(
+            torch.tensor([request.state.stream]),
+            torch.tensor([request.anchor]),
+            torch.tensor([request.round]),
+            request.slots,
+            Purpose.DRAFT,
+        )[0]
+        tokens: list[int] = []
+        rows = []
+        previous = int(request.tokens[-1])
+        for slot in range(request.slots):
+            rows.append(self.laws[previous])
+            previous = int(draw(rows[-1][None], noise[slot : slot + 1])[0])
+            tokens.append(previous)
+        return DraftBlock(tuple(tokens), torch.stack(rows))
 
 
 @dataclass
@@ -130,12 +237,13 @@ class Engine:
         self.outputs: dict[str, list[Output]] = {}
         self.steps = 0
 
-    def add(self, name: str, prompt: Sequence[int], **params: Any) -> None:
+    def add(self, name: str, prompt: Sequence[int], **params: Any) -> ActiveRequest:
         salt = params.pop("cache_salt", "")
         cap = params.pop("speculative_tokens", None)
         request = Request(name, list(prompt), SamplingParams(**params), salt, cap)
-        self.loop.add(request)
+        active = self.loop.add(request)
         self.outputs[name] = [Output() for _ in range(request.params.n)]
+        return active
 
     def take(self, deltas: Any) -> None:
         for active, delta in deltas:
@@ -163,6 +271,9 @@ class Engine:
         assert self.pool.available == self.pool.num_pages, self.pool.dump()
         assert not self.loop.requests
         assert not self.loop._owner
+
+    def held_pages(self) -> int:
+        return self.pool.num_pages - self.pool.available
 
     def texts(self) -> dict[str, list[list[int]]]:
         return {name: [output.tokens for output in outputs] for name, outputs in self.outputs.items()}

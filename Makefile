@@ -1,0 +1,52 @@
+# `make` alone lists the targets. Flags for the program behind a target go into ARGS:
+#   make serve ARGS="--port 9000"      make test ARGS="tests/engine -k prefix"
+# TORCH=cpu|cuda|default and PYTHON=... choose what the environment is made of: see deploy/make_env.sh.
+
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+export VENV
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format bench env env-dev lock clean distclean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+serve: env ## Serve the default model on http://127.0.0.1:8000 (flags in ARGS)
+	@exec $(BIN)/dspark serve $(ARGS)
+
+test: env-dev ## Run all tests (pytest's flags in ARGS)
+	@exec $(BIN)/pytest -q $(ARGS)
+
+lint: env-dev ## Check style and types: ruff, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: env-dev ## Mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: env ## Measure what this machine does (flags in ARGS)
+	@exec $(BIN)/dspark bench $(ARGS)
+
+env: ## Make the environment for serving
+	@deploy/make_env.sh runtime
+
+env-dev: ## Make the environment for serving, testing and linting
+	@deploy/make_env.sh dev
+
+lock: ## Write requirements/lock.txt anew after a change to pyproject.toml
+	$(BIN)/pip install -q -e '.[test,dev]'
+	@sed '/^[^#]/,$$d' requirements/lock.txt >requirements/lock.new
+	@$(BIN)/pip freeze --all --exclude-editable --exclude torch --exclude pip | \
+		grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=' >>requirements/lock.new
+	@mv requirements/lock.new requirements/lock.txt
+
+clean: ## Remove caches and build products
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+distclean: clean ## Remove the environment as well
+	rm -rf $(VENV)

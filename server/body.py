@@ -1,0 +1,120 @@
+"""From the bytes of a request body to a checked request object, or to an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from server.disconnect import ClientGone
+from server.errors import ApiError, clip, invalid
+from server.unsupported import refuse_unsupported
+
+Model = TypeVar("Model", bound=BaseModel)
+OffLoop = Callable[..., Awaitable[Any]]
+
+# Below this size parsing takes less than handing it to a thread.
+_INLINE_BYTES = 32 * 1024
+_ERRORS_SHOWN = 5
+
+
+async def read(http: Request, model: type[Model], limit: int, off_loop: OffLoop) -> Model:
+    """Read, parse and check the body of `http`; raises ApiError, or ClientGone."""
+    _check_headers(http.headers, limit)
+    raw = await _read_bytes(http, limit)
+    if len(raw) <= _INLINE_BYTES:
+        return parse(raw, model)
+    checked: Model = await off_loop(parse, raw, model)
+    return checked
+
+
+def parse(raw: bytes, model: type[Model]) -> Model:
+    """Parse JSON strictly (no NaN, no lone surrogates, bounded depth and digits) and validate it."""
+    try:
+        value = from_json(raw, allow_inf_nan=False)
+    except ValueError as exc:
+        raise invalid(f"The body is not valid JSON: {exc}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_json")
+    fields = refuse_unsupported(value, model)
+    try:
+        return model.model_validate(fields)
+    except ValidationError as exc:
+        raise _explain(exc) from None
+
+
+def _check_headers(headers: Mapping[str, str], limit: int) -> None:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415,
+            "The Content-Type must be application/json.",
+            param="Content-Type",
+            code="unsupported_media_type",
+        )
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(
+            415,
+            "Compressed bodies are not accepted.",
+            param="Content-Encoding",
+            code="unsupported_media_type",
+        )
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limit:
+        raise _too_large(limit)
+
+
+async def _read_bytes(http: Request, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await http.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limit: int) -> ApiError:
+    # The rest of the body is never read, so the connection cannot serve another request.
+    return ApiError(
+        413,
+        f"The body is larger than the {limit} bytes that this server accepts.",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def _explain(exc: ValidationError) -> ApiError:
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    shown = [f"{_path(error)}: {clip(error['msg'], 200)}" for error in errors[:_ERRORS_SHOWN]]
+    if len(errors) > _ERRORS_SHOWN:
+        shown.append(f"and {len(errors) - _ERRORS_SHOWN} more")
+    return invalid("; ".join(shown), _path(errors[0]), _code(errors[0]["type"]))
+
+
+def _path(error: ErrorDetails) -> str:
+    """("messages", 0, "content") as messages[0].content."""
+    path = ""
+    for part in error["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{clip(part, 40)}" if path else clip(part, 40)
+    return path
+
+
+def _code(kind: str) -> str:
+    if kind == "missing":
+        return "missing_required_parameter"
+    if kind == "extra_forbidden":
+        return "unknown_parameter"
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"

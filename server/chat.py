@@ -1,0 +1,71 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.params import ParamError
+from engine.request import Request as EngineRequest
+from server.body import read
+from server.context import ServerContext
+from server.errors import invalid, translate
+from server.generation import submit
+from server.openapi import json_body
+from server.protocol import ChatRequest
+from server.reply import Reply, new_id
+from server.shapes import ChatShape
+
+
+def routes(context: ServerContext) -> APIRouter:
+    """The endpoint, bound to `context`."""
+    router = APIRouter(tags=["generation"])
+
+    @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest))
+    async def create_chat_completion(http: Request) -> Response:
+        """Answer a conversation."""
+        wanted = await read(http, ChatRequest, context.body_limit, context.off_loop)
+        model = context.check_model(wanted.model)
+        _check_combinations(wanted)
+        engine = context.accepting()
+        params = wanted.sampling()
+        names = _names(wanted)
+        try:
+            params.check(engine.tokenizer.vocab_size, context.settings.max_logprobs)
+        except ParamError as exc:
+            raise translate(exc, names) from None
+        context.check_choices(1, params.n)
+        turns = [message.for_template() for message in wanted.messages]
+        prompt = await context.off_loop(context.encoder.render, turns, wanted.template_variables)
+        shape = ChatShape(engine.tokenizer, bool(wanted.logprobs))
+        reply_id = new_id(shape)
+        request = EngineRequest(
+            request_id=reply_id,
+            prompt_token_ids=prompt,
+            params=params,
+            cache_salt=wanted.cache_salt or "",
+            speculative_tokens=wanted.num_speculative_tokens,
+        )
+        generation = submit(context, engine, [request], names)
+        return await Reply(context, wanted, shape, generation, reply_id, model).response(http)
+
+    return router
+
+
+def _names(wanted: ChatRequest) -> dict[str, str]:
+    """The engine's parameter names in this endpoint's words."""
+    limit = "max_tokens" if wanted.max_completion_tokens is None else "max_completion_tokens"
+    return {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": limit}
+
+
+def _check_combinations(wanted: ChatRequest) -> None:
+    if wanted.top_logprobs is not None and not wanted.logprobs:
+        raise invalid("top_logprobs needs logprobs to be true.", "top_logprobs")
+    if wanted.continue_final_message:
+        if wanted.add_generation_prompt:
+            raise invalid(
+                "add_generation_prompt and continue_final_message exclude each other.",
+                "continue_final_message",
+            )
+        if wanted.messages[-1].role != "assistant":
+            raise invalid("The message to continue must be the assistant's.", "continue_final_message")

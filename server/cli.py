@@ -1,0 +1,99 @@
+"""The `dspark` command. Nothing heavy is imported before it is needed: help and version answer at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+_SERVE_EPILOG = """\
+Every setting may also come from the environment (--max-num-seqs as DSPARK_MAX_NUM_SEQS; lists separated by
+spaces or commas) or from the file named by --config (max-num-seqs: 32). A flag beats the environment, which
+beats the file.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the usage is one --help away."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:
+        from server.bench import main as bench
+
+        return bench(arguments[1:]) or 0
+    wanted = _parser(with_flags=arguments[:1] == ["serve"]).parse_args(arguments)
+    if wanted.command == "version":
+        return _version()
+    if wanted.command == "serve":
+        return _serve({name: value for name, value in vars(wanted).items() if name != "command"})
+    _parser(with_flags=False).print_help()
+    return 0
+
+
+def _parser(with_flags: bool) -> argparse.ArgumentParser:
+    parser = _Parser(prog="dspark", description="An LLM inference server with DSpark speculative decoding.")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over an OpenAI-compatible HTTP API",
+        description="Serve MODEL over an OpenAI-compatible HTTP API.",
+        epilog=_SERVE_EPILOG,
+        usage="dspark serve [MODEL] [options]",
+        allow_abbrev=False,
+    )
+    serve.set_defaults(command="serve")
+    if with_flags:
+        from server.options import add_flags
+
+        add_flags(serve)
+    commands.add_parser("bench", help="measure a running server, or this machine", add_help=False)
+    version = commands.add_parser("version", help="print the versions that matter")
+    version.set_defaults(command="version")
+    return parser
+
+
+def _version() -> int:
+    from server.versions import versions
+
+    for name, version in versions().items():
+        print(f"{name} {version}")
+    return 0
+
+
+def _serve(flags: dict[str, Any]) -> int:
+    from server.options import SettingsError, load
+
+    try:
+        settings = load(flags)
+    except SettingsError as exc:
+        print(f"dspark serve: {exc}", file=sys.stderr)
+        return 2
+    from server.process import run
+    from server.startup import StartError
+
+    def build(*args: Any) -> Any:
+        # On the loading thread, so that probes are answered while this imports.
+        from server.wiring import build_engine
+
+        return build_engine(*args)
+
+    try:
+        return run(settings, build)
+    except StartError as exc:
+        print(f"dspark serve: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,131 @@
+"""One HTTP request's work in the engine: a stream per prompt, all their choices counted through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from engine.async_engine import AsyncEngine, Draining, QueueFull, RequestStream
+from engine.outputs import OutputDelta, Usage
+from engine.params import ParamError
+from engine.request import Request
+from server.context import ServerContext
+from server.errors import internal, shutting_down, translate
+
+Batch = list[tuple[int, OutputDelta]]
+
+
+class Generation:
+    """Deltas of all prompts as they come. Choice `i` of prompt `p` has index `p * n + i`."""
+
+    def __init__(self, streams: Sequence[RequestStream], n: int) -> None:
+        self._streams = streams
+        self._n = n
+        self.choices = len(streams) * n
+
+    def abort(self) -> None:
+        """Give back what the engine holds for this; harmless when all is done."""
+        for stream in self._streams:
+            stream.abort()
+
+    def usage(self) -> Usage:
+        """Token counts so far, over all prompts."""
+        if len(self._streams) == 1:
+            return self._streams[0].usage
+        total = Usage()
+        for stream in self._streams:
+            total.prompt_tokens += stream.usage.prompt_tokens
+            total.cached_tokens += stream.usage.cached_tokens
+            total.completion_tokens += stream.usage.completion_tokens
+            total.draft_tokens += stream.usage.draft_tokens
+            total.accepted_tokens += stream.usage.accepted_tokens
+        return total
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Whatever has arrived, in order per choice, until each choice has finished; raises ApiError."""
+        finished = 0
+        source = self._single() if len(self._streams) == 1 else self._merged()
+        try:
+            async for batch in source:
+                for _, delta in batch:
+                    if delta.finish_reason == "error":
+                        raise internal(delta.error or "The request failed inside the engine.")
+                    if delta.finish_reason == "abort":
+                        raise shutting_down()
+                    finished += delta.finish_reason is not None
+                yield batch
+        finally:
+            await source.aclose()
+        if finished != self.choices:
+            raise internal("The engine ended a stream early.")
+
+    async def collected(self) -> list[list[OutputDelta]]:
+        """All deltas of every choice, once all have finished."""
+        pieces: list[list[OutputDelta]] = [[] for _ in range(self.choices)]
+        async for batch in self.batches():
+            for index, delta in batch:
+                pieces[index].append(delta)
+        return pieces
+
+    async def _single(self) -> AsyncGenerator[Batch, None]:
+        try:
+            while pieces := await self._streams[0].batch():
+                yield [(delta.index, delta) for delta in pieces]
+        except Exception as exc:
+            raise translate(exc) from exc
+
+    async def _merged(self) -> AsyncGenerator[Batch, None]:
+        queue: asyncio.Queue[tuple[int, OutputDelta] | Exception | None] = asyncio.Queue()
+
+        async def forward(offset: int, stream: RequestStream) -> None:
+            try:
+                async for delta in stream:
+                    queue.put_nowait((offset + delta.index, delta))
+                queue.put_nowait(None)
+            except Exception as exc:
+                queue.put_nowait(exc)
+
+        tasks = [
+            asyncio.create_task(forward(place * self._n, stream))
+            for place, stream in enumerate(self._streams)
+        ]
+        open_streams = len(tasks)
+        try:
+            while open_streams:
+                batch: Batch = []
+                item = await queue.get()
+                while True:
+                    if isinstance(item, Exception):
+                        raise translate(item) from item
+                    if item is None:
+                        open_streams -= 1
+                    else:
+                        batch.append(item)
+                    if queue.empty():
+                        break
+                    item = queue.get_nowait()
+                if batch:
+                    yield batch
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def submit(
+    context: ServerContext, engine: AsyncEngine, requests: Sequence[Request], rename: dict[str, str]
+) -> Generation:
+    """Hand all of `requests` to the engine, or none; ApiError speaks the endpoint's own parameter names."""
+    streams: list[RequestStream] = []
+    try:
+        for request in requests:
+            streams.append(engine.submit(request))
+    except Exception as exc:
+        for stream in streams:
+            stream.abort()
+        if isinstance(exc, QueueFull):
+            context.metrics.rejected("queue_full")
+        elif isinstance(exc, Draining):
+            context.metrics.rejected("draining")
+        raise translate(exc, rename) from (None if isinstance(exc, ParamError) else exc)
+    return Generation(streams, requests[0].params.n)

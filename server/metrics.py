@@ -1,0 +1,169 @@
+"""Prometheus metrics, named as vLLM names them so that dashboards fit, under a prefix of our own.
+
+Each server has its own registry. The counting happens on the event loop, in the hooks of
+`engine.outputs.EngineObserver`; a scrape only formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from engine.outputs import EngineGauges, RequestStats, StepStats
+from server.histogram import LENGTHS, ROWS, SECONDS, Histogram
+
+# The *_created series would double the exposition and tell nothing that a dashboard uses.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_GAUGES = {
+    "num_requests_running": "Requests in the running batch",
+    "num_requests_waiting": "Requests waiting for admission",
+    "num_tokens_waiting": "Prompt tokens of the waiting requests",
+    "kv_cache_usage_perc": "Share of KV pages held by live sequences; 1 is full",
+    "kv_pages_free": "KV pages that hold nothing",
+    "kv_pages_cached": "KV pages that hold a reusable prefix and no live sequence",
+    "kv_pages_total": "KV pages",
+}
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of finished requests",
+    "prompt_tokens_cached": "Prompt tokens of finished requests that the prefix cache held",
+    "generation_tokens": "Tokens generated",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache",
+    "num_preemptions": "Sequences that lost their pages and were computed again",
+    "spec_decode_num_drafts": "Drafts verified",
+    "spec_decode_num_draft_tokens": "Draft tokens verified",
+    "spec_decode_num_accepted_tokens": "Draft tokens accepted",
+    "corrupted_requests": "Requests ended because their logits were not finite",
+    "cancelled_requests": "HTTP requests whose client left before the reply was complete",
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From arrival to the first token", SECONDS),
+    "inter_token_latency_seconds": ("Time per token after the first; k together count k times", SECONDS),
+    "e2e_request_latency_seconds": ("From arrival to the last token", SECONDS),
+    "request_queue_time_seconds": ("From arrival to admission", SECONDS),
+    "step_seconds": ("Duration of an engine step", SECONDS),
+    "step_rows": ("Token rows in an engine step, prefill included", ROWS),
+    "verify_length": ("Draft tokens verified, per decoding sequence and step", LENGTHS),
+    "accepted_length": ("Tokens gained per verified draft, the bonus token included", (*LENGTHS[1:], 17.0)),
+}  # fmt: skip
+
+
+class Metrics:
+    """Everything that /metrics shows; implements `engine.outputs.EngineObserver`."""
+
+    def __init__(self, prefix: str, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model_name
+        self._prefix = prefix
+        self._gauges = {name: self._gauge(name, text) for name, text in _GAUGES.items()}
+        self._counters = {
+            name: self._counter(name, text).labels(model_name) for name, text in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(self.registry, prefix + name, text, bounds, {"model_name": model_name})
+            for name, (text, bounds) in _HISTOGRAMS.items()
+        }
+        self._finished = self._counter("request_success", "Requests ended, by reason", "finished_reason")
+        self._rejected = self._counter("admission_rejections", "Requests refused, by reason", "reason")
+        self._http = self._counter("http_requests", "HTTP requests answered", "path", "status")
+        accepted_at = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft",
+            "position",
+        )
+        self._accepted_at = [accepted_at.labels(model_name, str(position)) for position in range(16)]
+        ProcessCollector(registry=self.registry)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The text of /metrics and its content type, in the format that the Accept header prefers."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One sample, for tests and the start line; `name` is without prefix."""
+        return self.registry.get_sample_value(self._prefix + name, {"model_name": self._model, **labels})
+
+    # What the HTTP side counts
+
+    def http_request(self, path: str, status: int) -> None:
+        self._http.labels(self._model, path, str(status)).inc()
+
+    def rejected(self, reason: str) -> None:
+        self._rejected.labels(self._model, reason).inc()
+
+    def cancelled(self) -> None:
+        self._counters["cancelled_requests"].inc()
+
+    # EngineObserver
+
+    def step(self, stats: StepStats, gauges: EngineGauges) -> None:
+        counters, histograms = self._counters, self._histograms
+        histograms["step_seconds"].observe(stats.step_time)
+        histograms["step_rows"].observe(stats.rows)
+        counters["generation_tokens"].inc(stats.emitted)
+        if stats.corrupted:
+            counters["corrupted_requests"].inc(stats.corrupted)
+        for verified in stats.verified:
+            histograms["verify_length"].observe(verified)
+        drafts = [pair for pair in zip(stats.verified, stats.accepted, strict=True) if pair[0]]
+        if drafts:
+            counters["spec_decode_num_drafts"].inc(len(drafts))
+            counters["spec_decode_num_draft_tokens"].inc(sum(verified for verified, _ in drafts))
+            self._accepted([accepted for _, accepted in drafts])
+        self.gauges(gauges)
+
+    def _accepted(self, lengths: Iterable[int]) -> None:
+        histogram = self._histograms["accepted_length"]
+        reached = [0] * len(self._accepted_at)
+        total = 0
+        for length in lengths:
+            histogram.observe(length + 1)
+            total += length
+            for position in range(min(length, len(reached))):
+                reached[position] += 1
+        self._counters["spec_decode_num_accepted_tokens"].inc(total)
+        for counter, count in zip(self._accepted_at, reached, strict=True):
+            if count == 0:
+                break
+            counter.inc(count)
+
+    def first_token(self, seconds: float) -> None:
+        self._histograms["time_to_first_token_seconds"].observe(seconds)
+
+    def inter_token(self, seconds: float, tokens: int) -> None:
+        if tokens > 0:
+            self._histograms["inter_token_latency_seconds"].observe(seconds / tokens, tokens)
+
+    def finished(self, stats: RequestStats) -> None:
+        self._finished.labels(self._model, stats.finish_reason).inc()
+        self._counters["prompt_tokens"].inc(stats.usage.prompt_tokens)
+        self._counters["prompt_tokens_cached"].inc(stats.usage.cached_tokens)
+        self._histograms["e2e_request_latency_seconds"].observe(stats.e2e)
+        self._histograms["request_queue_time_seconds"].observe(stats.queue_time)
+
+    def preempted(self) -> None:
+        self._counters["num_preemptions"].inc()
+
+    def prefix_cache(self, queried_tokens: int, hit_tokens: int) -> None:
+        self._counters["prefix_cache_queries"].inc(queried_tokens)
+        self._counters["prefix_cache_hits"].inc(hit_tokens)
+
+    def gauges(self, gauges: EngineGauges) -> None:
+        own = self._gauges
+        own["num_requests_running"].set(gauges.running)
+        own["num_requests_waiting"].set(gauges.waiting)
+        own["num_tokens_waiting"].set(gauges.queued_tokens)
+        own["kv_cache_usage_perc"].set(gauges.kv_usage)
+        own["kv_pages_free"].set(gauges.pages_free)
+        own["kv_pages_cached"].set(gauges.pages_cached)
+        own["kv_pages_total"].set(gauges.pages_total)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(self._prefix + name, text, ["model_name", *labels], registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(self._prefix + name, text, ["model_name"], registry=self.registry).labels(self._model)

@@ -1,0 +1,210 @@
+"""What clients may send to the two generating endpoints. Types are strict: "1" is no number, 1 is no flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from engine.params import SamplingParams
+
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "stop",
+    "ignore_eos",
+    "seed",
+    "n",
+)
+
+
+def _wrong(kind: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError(kind, message)
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    """Bring the four ways to write a prompt into one: a list of texts or a list of token lists."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(type(item) is str for item in value):
+            return value
+        if _are_ids(value):
+            return [value]
+        if all(type(item) is list and _are_ids(item) for item in value):
+            return value
+    raise _wrong(
+        "prompt_type",
+        "Input should be a string, a list of strings, a list of token ids or a list of such lists",
+    )
+
+
+def _are_ids(items: Iterable[Any]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(type(item) is str for item in value):
+        return tuple(value)
+    raise _wrong("stop_type", "Input should be a string or a list of strings")
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise _wrong("logit_bias_type", "Input should be an object that maps token ids to numbers")
+    result: dict[int, float] = {}
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdecimal() and len(token) <= 10):
+            raise _wrong("logit_bias_key", "Keys should be token ids")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise _wrong("logit_bias_value", "Values should be numbers between -100 and 100")
+        result[int(token)] = float(bias)
+    return result
+
+
+def _content(value: Any) -> str:
+    """The text of a message; parts are joined by line breaks."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise _wrong("content_type", "Input should be a string or a list of text parts")
+    texts: list[str] = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _wrong("content_part", f"Part {len(texts)} should be a text part: only text is supported")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _template_variables(value: dict[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message"):
+        if name in value:
+            raise _wrong("template_variable", f"{name} has a field of its own")
+    return value
+
+
+def _without_empty_extras(value: Any) -> Any:
+    """Drop what client libraries add to an assistant's message when they send it back."""
+    if not isinstance(value, dict):
+        return value
+    empty = ("refusal", "audio", "annotations", "function_call", "tool_calls", "name", "reasoning_content")
+    return {key: item for key, item in value.items() if key not in empty or (item is not None and item != [])}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+
+class StreamOptions(_Strict):
+    """Whether usage figures come with a stream: once at its end, or with every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(_Strict):
+    """The fields that both endpoints share. None everywhere means "not given"."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float], PlainValidator(_logit_bias, dict[str, float])] | None = None
+    seed: Int | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop, str | list[str])] | None = None
+    stop_token_ids: Annotated[list[Int], Field(fail_fast=True)] | None = None
+    min_tokens: Int | None = None
+    max_tokens: Int | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    num_speculative_tokens: Count | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        if self.stop_token_ids is not None:
+            given["stop_token_ids"] = tuple(self.stop_token_ids)
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        list[str] | list[list[int]],
+        PlainValidator(_prompts, str | list[str] | list[int] | list[list[int]]),
+    ]
+    logprobs: Int | None = None
+
+    def sampling(self) -> SamplingParams:
+        return self._sampling(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+
+
+class Message(_Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, PlainValidator(_content, str | list[dict[str, str]])]
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """As chat templates know it: none of them has the developer role, which is OpenAI's new system."""
+        turn = self.model_dump(exclude_none=True)
+        return turn | {"role": "system"} if self.role == "developer" else turn
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[Annotated[Message, BeforeValidator(_without_empty_extras)]], Field(min_length=1, fail_fast=True)
+    ]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] | None = None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Keyword arguments of the tokenizer's apply_chat_template."""
+        return {
+            "add_generation_prompt": self.add_generation_prompt is not False,
+            "continue_final_message": bool(self.continue_final_message),
+            **(self.chat_template_kwargs or {}),
+        }
+
+    def sampling(self) -> SamplingParams:
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self._sampling(limit, (self.top_logprobs or 0) if self.logprobs else None)

@@ -1,0 +1,255 @@
+"""Every setting of the server, declared once: flags, environment variables and YAML keys all come from here.
+
+`server.options` turns the fields into command-line flags and reads the other sources. To add a setting,
+add a field; its group orders the help text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+MAX_DRAFT = 16
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+def _auto_is_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+AutoInt = Annotated[int | None, BeforeValidator(_auto_is_none)]
+AutoFloat = Annotated[float | None, BeforeValidator(_auto_is_none)]
+
+
+def option(default: Any, group: str, help: str, *, metavar: str | None = None, **bounds: Any) -> Any:
+    """A settings field with what the command line needs to know about it."""
+    return Field(
+        default=default, description=help, json_schema_extra={"group": group, "metavar": metavar}, **bounds
+    )
+
+
+class SpeculativeConfig(BaseModel):
+    """How drafts are made; the JSON object of --speculative-config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Literal["off", "ngram"] = "ngram"
+    num_speculative_tokens: int = Field(default=5, ge=1, le=MAX_DRAFT)
+    prompt_lookup_min: int = Field(default=2, ge=1, le=64)
+    prompt_lookup_max: int = Field(default=5, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
+        return self
+
+
+class Settings(BaseModel):
+    """The configuration of one server process, complete and checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # Model
+    model: str | None = option(
+        None,
+        "Model",
+        f"model directory or repository name (default: {DEFAULT_MODEL}, fetched from the package registry)",
+    )
+    served_model_name: list[str] = option(
+        [],
+        "Model",
+        "names that clients may ask for; the first one is reported (default: MODEL)",
+        metavar="NAME",
+    )
+    tokenizer: str | None = option(
+        None, "Model", "directory or repository of the tokenizer (default: MODEL's)", metavar="PATH"
+    )
+    chat_template: str | None = option(
+        None,
+        "Model",
+        "Jinja chat template, as a file or as text (default: the tokenizer's)",
+        metavar="FILE|TEXT",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "Model", "type of weights and KV cache; auto is what suits the device"
+    )
+    max_model_len: AutoInt = option(
+        None,
+        "Model",
+        "longest context, prompt and answer together (default: the model's)",
+        metavar="TOKENS",
+        ge=1,
+    )
+    seed: AutoInt = option(
+        None, "Model", "seed of the requests that bring none (default: fresh at every start)", ge=0, lt=2**63
+    )
+    max_logprobs: int = option(20, "Model", "most alternatives that a request may ask for", ge=0, le=100)
+    cache_dir: str | None = option(
+        None,
+        "Model",
+        "where fetched models and measured profiles are kept (default: ~/.cache/dspark)",
+        metavar="DIR",
+    )
+
+    # Batching and memory
+    max_num_seqs: int = option(32, "Batching and memory", "most sequences in one step", ge=1, le=4096)
+    max_num_batched_tokens: AutoInt = option(
+        None,
+        "Batching and memory",
+        "most tokens in one step, drafts included (default: what suits the device)",
+        metavar="TOKENS|auto",
+        ge=1,
+    )
+    num_pages: AutoInt = option(
+        None,
+        "Batching and memory",
+        "pages of 16 tokens in the KV cache (default: from --kv-cache-memory)",
+        metavar="PAGES|auto",
+        ge=1,
+    )
+    kv_cache_memory: AutoFloat = option(
+        None,
+        "Batching and memory",
+        "memory for the KV cache in GiB (default: from the container's limit)",
+        metavar="GIB|auto",
+        gt=0,
+    )
+    enable_prefix_caching: bool = option(
+        True, "Batching and memory", "reuse the pages of prompts that begin alike"
+    )
+    threads: int = option(
+        0,
+        "Batching and memory",
+        "compute threads; 0 follows CPU affinity and the container's limit",
+        ge=0,
+        le=1024,
+    )
+
+    # Speculative decoding
+    speculative_config: SpeculativeConfig = option(
+        SpeculativeConfig(),
+        "Speculative decoding",
+        'how drafts are made, for example {"method": "ngram", "num_speculative_tokens": 5}; further keys: '
+        "prompt_lookup_min, prompt_lookup_max",
+        metavar="JSON",
+    )
+    verify_policy: str | None = option(
+        None,
+        "Speculative decoding",
+        "how many drafted tokens are verified: off, or fixed:K (default: all that are drafted)",
+        metavar="off|fixed:K",
+    )
+
+    # HTTP
+    host: str = option("127.0.0.1", "HTTP", "address to listen on; 0.0.0.0 for every interface")
+    port: Port = option(8000, "HTTP", "port to listen on; 0 picks a free one")
+    api_key: list[str] = option(
+        [], "HTTP", "keys that /v1 accepts (default: open to all); prefer the environment", metavar="KEY"
+    )
+    enable_request_id_headers: bool = option(
+        False, "HTTP", "answer with X-Request-Id, the client's own or a fresh one"
+    )
+    max_body_size: float = option(4.0, "HTTP", "largest request body in MiB", metavar="MIB", gt=0, le=1024)
+    sse_keep_alive_interval: float = option(
+        15.0, "HTTP", "seconds of silence before a stream gets a comment line; 0 is never", metavar="S", ge=0
+    )
+    timeout_keep_alive: int = option(
+        75,
+        "HTTP",
+        "seconds that an idle connection stays open; keep it above the load balancer's",
+        metavar="S",
+        ge=1,
+    )
+
+    # Overload and shutdown
+    max_num_queued_reqs: int = option(
+        256, "Overload and shutdown", "most choices that may wait; more get 503", metavar="N", ge=1
+    )
+    shutdown_timeout: float = option(
+        30.0, "Overload and shutdown", "seconds that running requests get on SIGTERM", metavar="S", ge=0
+    )
+    ready_step_limit: float = option(
+        60.0,
+        "Overload and shutdown",
+        "seconds that one step may take before /ready says 503",
+        metavar="S",
+        gt=0,
+    )
+
+    # Logs and metrics
+    metrics_prefix: str = option(
+        "dspark:", "Logs and metrics", 'prefix of the metric names; "vllm:" suits dashboards made for vLLM'
+    )
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = option(
+        "info", "Logs and metrics", "how much is logged"
+    )
+    enable_access_log: bool = option(True, "Logs and metrics", "log one line a request")
+
+    @field_validator("served_model_name", "api_key")
+    @classmethod
+    def _no_blanks(cls, values: list[str]) -> list[str]:
+        if any(not value.strip() for value in values):
+            raise ValueError("must not be empty")
+        return values
+
+    @field_validator("metrics_prefix")
+    @classmethod
+    def _metric_name(cls, value: str) -> str:
+        if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", value):
+            raise ValueError("may hold only letters, digits, _ and :, and not begin with a digit")
+        return value
+
+    @field_validator("chat_template")
+    @classmethod
+    def _template_exists(cls, value: str | None) -> str | None:
+        if value is not None and not _is_template_text(value) and not os.path.isfile(value):
+            raise ValueError(f"there is no file {value!r} (and it is no template text either)")
+        return value
+
+    @field_validator("verify_policy")
+    @classmethod
+    def _known_policy(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"off|fixed:\d{1,3}", value):
+            raise ValueError(f"must be off or fixed:K with a whole number K, not {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _agreeing(self) -> Self:
+        drafted = self.speculative_config.num_speculative_tokens
+        if self.speculative_config.method != "off" and self.verify_length > drafted:
+            raise ValueError(
+                f"verify_policy {self.verify_policy} verifies more than the {drafted} drafted tokens"
+            )
+        return self
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names under which clients may ask for the model."""
+        return self.served_model_name or [self.model or DEFAULT_MODEL]
+
+    @property
+    def verify_length(self) -> int:
+        """Drafted tokens to verify per sequence and step; 0 when speculation is off."""
+        if self.speculative_config.method == "off" or self.verify_policy == "off":
+            return 0
+        if self.verify_policy is None:
+            return self.speculative_config.num_speculative_tokens
+        return int(self.verify_policy.removeprefix("fixed:"))
+
+    @property
+    def chat_template_text(self) -> str | None:
+        """The template itself, read from its file if one was named."""
+        if self.chat_template is None or _is_template_text(self.chat_template):
+            return self.chat_template
+        with open(self.chat_template, encoding="utf-8") as file:
+            return file.read()
+
+
+def _is_template_text(value: str) -> bool:
+    return "{{" in value or "{%" in value

@@ -1,0 +1,326 @@
+"""Exact enumeration of what `engine.verification.verify` emits, over every draft and every uniform.
+
+`verify` reads its uniforms from `engine.noise.uniforms`. Here they come from a table instead: each uniform
+that a run reads is split into cells of [0, 1), one run of the real code per cell, weighted by its width.
+The edges of the cells are the places where a correct implementation may change its mind (p/q for an
+acceptance, the cumulative sums for a draw), with a cell `DELTA` wide on either side of each, so that an
+implementation that is constant within its cells is exact, and one whose thresholds are off by more than
+DELTA is off by at least DELTA in the result. A uniform grid beside that (`grid`) measures wrong variants.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from unittest import mock
+
+import numpy as np
+import torch
+
+from engine import verification
+from engine.batch import BatchItem, DraftBlock, Verdict
+from engine.noise import Purpose
+from engine.params import SamplingParams
+from engine.sampling import SamplingState
+from tests.engine.plain_law import adjusted, filtered, plain_law
+
+DELTA = 1e-9
+CHUNK = 4096
+
+Text = tuple[int, ...]
+Law = dict[Text, float]
+Read = tuple[Purpose, int]  # which uniform: purpose and slot
+
+
+@dataclass
+class World:
+    """A target, a drafter and a request, small enough to enumerate. Every law depends on the prefix.
+
+    Prefixes are what follows `prompt` and `output`, whose last token is the anchor.
+    """
+
+    params: SamplingParams
+    vocab: int = 4
+    gamma: int = 2
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    budget: int = 1000
+    prompt: Text = (0, 2)
+    output: Text = (1,)
+    #: the draft law: "random", "processed" (near p), "unprocessed" (near the bare softmax), or "reduced"
+    #: (random, over some of the vocabulary only and in another order)
+    drafter: str = "random"
+    _p: dict[Text, list[float]] = field(default_factory=dict)
+    _q: dict[Text, list[float]] = field(default_factory=dict)
+
+    def rng(self, purpose: int, prefix: Text) -> np.random.Generator:
+        return np.random.default_rng([self.seed, purpose, len(prefix), *prefix])
+
+    def logits(self, prefix: Text) -> list[float]:
+        """The model's logits: multiples of 1/8, so that some tie, and now and then minus infinity."""
+        rng = self.rng(0, prefix)
+        row = rng.integers(-16, 17, self.vocab) / 8
+        if rng.random() < 0.3:
+            row[rng.integers(self.vocab)] = -np.inf
+        return list(row.tolist())
+
+    def p(self, prefix: Text) -> list[float]:
+        """The target's own law."""
+        if prefix not in self._p:
+            self._p[prefix] = plain_law(
+                self.logits(prefix), self.params, self.prompt, self.output + prefix, self.stop_ids
+            )
+        return self._p[prefix]
+
+    @cached_property
+    def d2t(self) -> Text | None:
+        return (self.vocab - 1, *range(self.vocab - 2)) if self.drafter == "reduced" else None
+
+    def q(self, prefix: Text) -> list[float]:
+        """The draft law that verification is told of, over the draft's vocabulary: multiples of 1/16."""
+        if prefix not in self._q:
+            if self.drafter == "processed":
+                law = self.p(prefix)
+            elif self.drafter == "unprocessed":
+                law = plain_law(self.logits(prefix), SamplingParams())
+            else:
+                law = self.rng(1, prefix).dirichlet([0.7] * len(self.d2t or range(self.vocab))).tolist()
+            self._q[prefix] = sixteenths(law)
+        return self._q[prefix]
+
+    def drawn(self, prefix: Text) -> list[float]:
+        """The law that drafts are really drawn from; an honest drafter reports it."""
+        return self.q(prefix)
+
+    def full_q(self, prefix: Text) -> list[float]:
+        """q over the target's vocabulary."""
+        law = [0.0] * self.vocab
+        for token, weight in zip(self.d2t or range(self.vocab), self.q(prefix), strict=True):
+            law[token] += weight
+        return law
+
+    def drafts(self) -> Iterator[tuple[DraftBlock, float]]:
+        """Every block with its probability."""
+        ids = self.d2t or tuple(range(self.vocab))
+        d2t = None if self.d2t is None else torch.tensor(self.d2t)
+        for tokens in itertools.product(ids, repeat=self.gamma):
+            prefixes = [tokens[:i] for i in range(self.gamma)]
+            weight = 1.0
+            for prefix, token in zip(prefixes, tokens, strict=True):
+                weight *= self.drawn(prefix)[ids.index(token)]
+            if weight:
+                q = torch.tensor([self.q(prefix) for prefix in prefixes], dtype=torch.float32)
+                yield DraftBlock(tokens, q, d2t), weight
+
+    def blocks(self) -> Iterator[DraftBlock]:
+        """Every block, as a deterministic drafter would propose it."""
+        for tokens in itertools.product(range(self.vocab), repeat=self.gamma):
+            yield DraftBlock(tokens)
+
+    @cached_property
+    def state(self) -> SamplingState:
+        """At the anchor; fork it."""
+        state = SamplingState(self.params, self.vocab, self.stop_ids, self.prompt)
+        for token in self.output:
+            state.advance(token)
+        return state
+
+    def ended(self, text: Text) -> bool:
+        return len(text) >= self.budget or (bool(text) and text[-1] in self.stop_ids)
+
+    def complete(self, text: Text, weight: float, horizon: int, law: Law) -> None:
+        """Let the target continue `text` up to `horizon` tokens."""
+        if len(text) >= horizon or self.ended(text):
+            law[text] += weight
+            return
+        for token, chance in enumerate(self.p(text)):
+            if chance:
+                self.complete((*text, token), weight * chance, horizon, law)
+
+    def target_law(self, horizon: int) -> Law:
+        law: Law = defaultdict(float)
+        self.complete((), 1.0, horizon, law)
+        return law
+
+    def edges(self, read: Read, block: DraftBlock, verify: int) -> list[float]:
+        """Where a correct decision about this uniform may change."""
+        purpose, row = read
+        prefix = block.tokens[:row]
+        p = self.p(prefix)
+        q = [0.0] * self.vocab
+        if row < verify:
+            x = block.tokens[row]
+            q = [float(x == t) for t in range(self.vocab)] if block.q is None else self.full_q(prefix)
+            if purpose is Purpose.ACCEPT:
+                return [p[x] / q[x]] if q[x] else []
+        weights = np.maximum(np.subtract(p, q), 0.0)
+        return list((weights.cumsum() / weights.sum()).tolist()) if weights.any() else []
+
+
+def sixteenths(law: Sequence[float]) -> list[float]:
+    """The nearest law in multiples of 1/16, which float32 holds exactly."""
+    scaled = np.asarray(law) * 16
+    parts = np.floor(scaled)
+    for token in np.argsort(parts - scaled, kind="stable")[: 16 - int(parts.sum())]:
+        parts[token] += 1
+    return list((parts / 16).tolist())
+
+
+def cells(edges: Sequence[float], grid: int, purpose: Purpose) -> list[tuple[float, float]]:
+    """Cells of [0, 1) as (a uniform inside, width). The first acceptance cell is represented by 0."""
+    marks = {i / grid for i in range(grid + 1)}
+    for edge in edges:
+        marks |= {mark for mark in (edge - DELTA, edge, edge + DELTA) if 0.0 < mark < 1.0}
+    result = [((a + b) / 2, b - a) for a, b in itertools.pairwise(sorted(marks))]
+    if purpose is Purpose.ACCEPT:
+        result[0] = (0.0, result[0][1])
+    return result
+
+
+def reads(verdict: Verdict, verify: int) -> list[Read]:
+    """The uniforms that decided a verdict, in the order in which they were needed."""
+    needed = [(Purpose.ACCEPT, row) for row in range(min(len(verdict.tokens), verify))]
+    if len(verdict.tokens) > verdict.accepted:
+        needed.append((Purpose.FINAL, verdict.accepted))
+    return needed
+
+
+@dataclass
+class Branch:
+    """One run of the real code: a drafted block, how far it is verified, and the uniforms fixed so far."""
+
+    block: DraftBlock
+    verify: int
+    weight: float
+    fixed: dict[Read, float] = field(default_factory=dict)
+
+
+@dataclass
+class Enumeration:
+    """Runs `verify` over all branches of a world. `grid` > 1 measures implementations that may be wrong.
+
+    `alias` says which uniform is handed out where another is asked for. `filler` stands in for the
+    uniforms that have not been read yet; the result must not depend on it.
+    """
+
+    world: World
+    grid: int = 1
+    alias: Callable[[Read], Read] = lambda read: read
+    filler: float = 0.5
+    together: int = CHUNK
+    runs: int = 0
+
+    def law(
+        self,
+        drafts: Sequence[tuple[DraftBlock, float]],
+        length: Callable[[Text], int],
+        horizon: int | None = None,
+    ) -> Law:
+        """The law of the text when each block is verified up to `length(its tokens)`, then continued."""
+        emitted: Law = defaultdict(float)
+        pending = [Branch(block, length(block.tokens), weight) for block, weight in drafts]
+        while pending:
+            now, pending = pending[: self.together], pending[self.together :]
+            for branch, verdict in zip(now, self.run(now), strict=True):
+                check(self.world, branch.block, branch.verify, verdict)
+                needed = [self.alias(read) for read in reads(verdict, branch.verify)]
+                split = next((read for read in needed if read not in branch.fixed), None)
+                if split is None or not self.sampled:
+                    emitted[verdict.tokens] += branch.weight
+                    continue
+                edges = {
+                    edge
+                    for read in reads(verdict, branch.verify)
+                    if self.alias(read) == split
+                    for edge in self.world.edges(read, branch.block, branch.verify)
+                }
+                for u, width in cells(sorted(edges), self.grid, split[0]):
+                    fixed = {**branch.fixed, split: u}
+                    pending.append(Branch(branch.block, branch.verify, branch.weight * width, fixed))
+        law: Law = defaultdict(float)
+        for text, weight in emitted.items():
+            self.world.complete(text, weight, horizon or self.world.gamma + 1, law)
+        return law
+
+    @property
+    def sampled(self) -> bool:
+        return not self.world.params.greedy and self.world.params.seed is None
+
+    def run(self, branches: Sequence[Branch]) -> list[Verdict]:
+        """One call of `verify` with an item for each branch."""
+        world = self.world
+        history = np.asarray(world.prompt + world.output, dtype=np.int32)
+        pages = np.zeros(1, dtype=np.int32)
+        items, rows = [], []
+        for index, branch in enumerate(branches):
+            verify, block = branch.verify, branch.block
+            items.append(
+                BatchItem(
+                    sequence=index,
+                    history=history,
+                    start=len(history) - 1,
+                    count=1 + verify,
+                    pages=pages,
+                    sample=True,
+                    state=world.state.fork(),
+                    budget=world.budget,
+                    round=index,
+                    draft=block if verify else None,
+                    verify=verify,
+                )
+            )
+            rows += [world.logits(block.tokens[:row]) for row in range(verify + 1)]
+
+        def uniforms(
+            streams: torch.Tensor, positions: torch.Tensor, rounds: torch.Tensor, slots: int, purpose: Purpose
+        ) -> torch.Tensor:
+            assert (positions == len(history) - 1).all()
+            table = [
+                [branches[index].fixed.get(self.alias((purpose, slot)), self.filler) for slot in range(slots)]
+                for index in rounds.tolist()
+            ]
+            return torch.tensor(table, dtype=torch.float64)
+
+        self.runs += len(items)
+        with mock.patch.object(verification, "uniforms", uniforms):
+            return verification.verify(items, torch.tensor(rows, dtype=torch.float64))
+
+
+def check(world: World, block: DraftBlock, verify: int, verdict: Verdict) -> None:
+    """What must hold of every verdict, whatever was drawn."""
+    tokens, accepted = verdict.tokens, verdict.accepted
+    assert len(tokens) - accepted in (0, 1)
+    assert accepted <= verify
+    assert tokens[:accepted] == block.tokens[:accepted]
+    assert not any(token in world.stop_ids for token in tokens[:-1]), "went on past a stop token"
+    if tokens[-1] in world.stop_ids:
+        assert (verdict.finish, verdict.stop_token) == ("stop", tokens[-1])
+    elif len(tokens) == world.budget:
+        assert (verdict.finish, verdict.stop_token) == ("length", None)
+    else:
+        assert len(tokens) < world.budget
+        assert (verdict.finish, verdict.stop_token) == (None, None)
+        assert len(tokens) == accepted + 1, "stopped without a reason"
+
+
+def total_variation(a: Law, b: Law) -> float:
+    return 0.5 * sum(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in {*a, *b})
+
+
+def marginal(law: Law, position: int) -> Law:
+    """Law of one position; the empty text where the text is shorter."""
+    result: Law = defaultdict(float)
+    for text, weight in law.items():
+        result[text[position : position + 1]] += weight
+    return result
+
+
+def bare_law(world: World, prefix: Text) -> list[float]:
+    """The target's law before any filter: adjusted and tempered only."""
+    logits = adjusted(
+        world.logits(prefix), world.params, world.prompt, world.output + prefix, world.stop_ids
+    )
+    return filtered(logits, SamplingParams(temperature=world.params.temperature))[0]

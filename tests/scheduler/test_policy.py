@@ -1,0 +1,65 @@
+"""The fixed verification policy, and how policies are named."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.policy import Drafted, Fixed, parse_policy
+
+BLOCKS = st.lists(st.integers(0, 8).map(Drafted), max_size=8)
+
+
+@given(BLOCKS, st.integers(0, 8), st.integers(0, 40))
+@settings(max_examples=200, deadline=None)
+def test_rows_are_given_out_position_by_position_across_the_blocks(blocks, k, cap):
+    rows = [
+        (position, i) for position in range(k) for i, block in enumerate(blocks) if position < block.length
+    ][:cap]
+    lengths = Fixed(k).select(blocks, cap)
+    assert lengths == [sum(at == i for _, at in rows) for i in range(len(blocks))]
+    assert sum(lengths) <= cap
+
+
+@given(BLOCKS, st.integers(0, 8), st.integers(0, 40), st.data())
+@settings(max_examples=200, deadline=None)
+def test_lengths_look_at_nothing_that_was_drafted(blocks, k, cap, data):
+    survivals = st.floats(0, 1) | st.just(math.nan)
+    seen = [
+        Drafted(
+            block.length,
+            tuple(data.draw(st.lists(survivals, min_size=block.length, max_size=block.length))),
+            data.draw(st.booleans()),
+        )
+        for block in blocks
+    ]
+    assert Fixed(k).select(seen, cap) == Fixed(k).select(blocks, cap)
+
+
+def test_every_block_is_verified_up_to_k():
+    assert Fixed(3).select([Drafted(5), Drafted(0), Drafted(2)], 100) == [3, 0, 2]
+    assert Fixed(3).select([], 100) == []
+
+
+def test_names_and_slots():
+    assert (parse_policy("off").slots(), parse_policy("off").name) == (0, "off")
+    assert (parse_policy("fixed:5").slots(), parse_policy("fixed:5").name) == (5, "fixed:5")
+    assert (parse_policy("fixed:0").slots(), parse_policy("fixed:0").name) == (0, "off")
+    assert parse_policy("fixed:64").slots() == 64
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fixed", "fixed:", "fixed:-1", "fixed:x", "fixed:1.5", "fixed:65", "Off", "on", "off:3"]
+)
+def test_other_names_are_refused_and_the_message_says_what_is_allowed(text):
+    with pytest.raises(ValueError, match="fixed:K") as caught:
+        parse_policy(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_k_must_not_be_negative():
+    with pytest.raises(ValueError, match="K >= 0"):
+        Fixed(-1)

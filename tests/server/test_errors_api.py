@@ -1,0 +1,359 @@
+"""Whatever is sent, the reply is in OpenAI's shape, has the right status, is small, and hurts nobody else."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import string
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.protocol import ChatRequest, CompletionRequest
+from server.unsupported import NEUTRAL, NO_EFFECT
+from tests.server.conftest import Served
+
+JSON = {"Content-Type": "application/json"}
+USER = [{"role": "user", "content": "hi"}]
+
+
+def check_error(
+    reply: httpx.Response, status: int, param: str | None, code: str | None = None
+) -> dict[str, Any]:
+    """The reply's error, after checking it against what is expected."""
+    assert reply.status_code == status, reply.text
+    assert len(reply.content) < 10_000
+    assert reply.headers["content-type"] == "application/json"
+    body = reply.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code
+    return error
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"nonsense", b"[]", b"1", b"null", b'"text"', b'{"a": NaN}', b'{"top_p": Infinity}',
+        b'{"prompt": "\xff\xfe"}', b'{"prompt": "\\ud800"}', b"[" * 100_000, b'{"a":' * 100_000,
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b"\xef\xbb\xbf{}", b'{"prompt": "a"} x', b"\x00",
+    ],
+    ids=lambda body: body[:12].decode(errors="replace"),
+)  # fmt: skip
+def test_malformed_json(served: Served, path: str, body: bytes) -> None:
+    reply = served.client.post(path, content=body, headers=JSON)
+    check_error(reply, 400, None, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}]
+)
+def test_wrong_content_type(served: Served, headers: dict[str, str]) -> None:
+    reply = served.client.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+    check_error(reply, 415, "Content-Type")
+
+
+def test_charset_in_content_type_is_fine(served: Served) -> None:
+    headers = {"Content-Type": "Application/JSON; charset=utf-8"}
+    assert (
+        served.client.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers).status_code == 200
+    )
+
+
+def test_compressed_body(served: Served) -> None:
+    reply = served.client.post("/v1/completions", content=b"x", headers=JSON | {"Content-Encoding": "gzip"})
+    check_error(reply, 415, "Content-Encoding")
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, ""),  # one BOS: fine
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [258]}, "prompt"),
+    ({"prompt": [10**400]}, "prompt"),
+    ({"prompt": {"a": "b"}}, "prompt"),
+    ({"prompt": ["a"] * 300}, "prompt"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": 1e999}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": [1]}, "temperature"),
+    ({"top_p": 5}, "top_p"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 10**30}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"min_tokens": 50, "max_tokens": 5}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": "a"}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": [999]}, "stop_token_ids"),
+    ({"stop_token_ids": ["a"] * 10_000}, "stop_token_ids[0]"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"999": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"1": "1"}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
+    ({"stream": "false"}, "stream"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream_options": {"unheard_of": 1}}, "stream_options.unheard_of"),
+    ({"cache_salt": "x" * 2000}, "cache_salt"),
+    ({"model": 5}, "model"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "end"}, "suffix"),
+    ({"best_of": 2}, "best_of"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"temprature": 0}, "temprature"),
+    ({"x" * 50_000: 0}, "x" * 97 + "..."),
+    ({"👍" * 5000: 0}, "👍" * 97 + "..."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS, ids=lambda value: str(value)[:40])
+def test_bad_completions(served: Served, fields: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        # The standard library writes Infinity where a number is too large, hence the text.
+        body = json.dumps({"prompt": "a", "stream": stream} | fields).replace("Infinity", "1e999")
+        reply = served.client.post("/v1/completions", content=body, headers=JSON)
+        if param:
+            check_error(reply, 400, param)
+        else:
+            assert reply.status_code == 200
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": {}}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [*USER, {"role": "assistant", "content": None}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": 5, "content": ["x" * 20] * 10}] * 5000}, "messages[0].role"),
+    ({"messages": USER * 2}, "messages"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"chat_template": "{{ x }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"prompt": "a"}, "prompt"),
+    ({"n": 128, "stream": True, "top_p": 0}, "top_p"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHATS, ids=lambda value: str(value)[:40])
+def test_bad_chats(served: Served, fields: dict[str, Any], param: str) -> None:
+    check_error(served.chat(**fields), 400, param)
+    assert served.chat().status_code == 200
+
+
+def test_missing_fields(served: Served) -> None:
+    check_error(served.post("/v1/completions", {}), 400, "prompt", "missing_required_parameter")
+    check_error(served.post("/v1/chat/completions", {}), 400, "messages", "missing_required_parameter")
+
+
+def test_template_error_is_told(served: Served) -> None:
+    error = check_error(served.chat(messages=USER * 2), 400, "messages", "chat_template_error")
+    assert "must alternate" in error["message"]
+
+
+def test_unknown_model(served: Served) -> None:
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER})):
+        check_error(served.post(path, body | {"model": "gpt-4"}), 404, "model", "model_not_found")
+    with pytest.raises(openai.NotFoundError):
+        served.openai.completions.create(model="gpt-4", prompt="a")
+
+
+def test_too_long(served: Served) -> None:
+    code = "context_length_exceeded"
+    check_error(served.complete(prompt="x" * 600), 400, "prompt", code)
+    check_error(served.chat(messages=[{"role": "user", "content": "x" * 600}]), 400, "messages", code)
+    # So long that it is refused without being tokenised.
+    check_error(served.complete(prompt="x" * 3_000_000), 400, "prompt", code)
+    check_error(served.complete(prompt=[1] * 100_000), 400, "prompt", code)
+    check_error(served.chat(messages=[{"role": "user", "content": "x" * 3_000_000}]), 400, "messages", code)
+
+
+def test_too_many_choices(served: Served) -> None:
+    check_error(served.complete(prompt=["a"] * 100, n=100), 400, "prompt")
+
+
+def test_large_bodies(served: Served) -> None:
+    check_error(served.complete(prompt="x" * 5_000_000), 413, None, "request_too_large")
+
+    def chunks() -> Any:
+        for _ in range(100):
+            yield b" " * 100_000
+
+    reply = served.client.post("/v1/completions", content=chunks(), headers=JSON)
+    check_error(reply, 413, None, "request_too_large")
+    assert served.complete().status_code == 200
+
+
+def test_unknown_paths_and_methods(served: Served) -> None:
+    check_error(served.client.get("/nowhere"), 404, None)
+    check_error(served.client.get("/v1/models/"), 404, "model")
+    check_error(served.client.post("/v1/embeddings", json={}), 404, None)
+    check_error(served.client.get("/v1/completions"), 405, None)
+    check_error(served.client.delete("/v1/chat/completions"), 405, None)
+    check_error(served.client.get("/" + "x" * 20_000), 404, None)
+
+
+def test_queue_full(served: Served) -> None:
+    served.engine.queue_limit = 2
+    reply = served.complete(prompt=["a", "b", "c"])
+    check_error(reply, 503, None, "server_overloaded")
+    assert reply.headers["retry-after"] == "3"
+    assert served.complete(prompt=["a", "b"], stream=True).status_code == 200
+    with pytest.raises(openai.InternalServerError):
+        served.openai.completions.create(model="fake-model", prompt=["a", "b", "c"])
+
+
+def test_api_keys(serve: Callable[..., Served]) -> None:
+    served = serve(api_key=["first", "second"])
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):
+        reply = served.complete_with(headers)
+        check_error(reply, 401, None, "invalid_api_key")
+        assert reply.headers["www-authenticate"] == "Bearer"
+    assert served.complete_with({"Authorization": "Bearer second"}).status_code == 200
+    assert served.client.get("/v1/models").status_code == 401
+    for path in ("/health", "/ready", "/metrics", "/version"):
+        assert served.client.get(path).status_code == 200
+
+
+def test_garbage_instead_of_http(served: Served) -> None:
+    for garbage in (
+        b"\x16\x03\x01\x02\x00",
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ):
+        with socket.create_connection(served.listener.getsockname()) as connection:
+            connection.settimeout(2)
+            connection.sendall(garbage)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1000)
+    assert served.complete().status_code == 200
+
+
+def test_request_ids(serve: Callable[..., Served]) -> None:
+    served = serve(enable_request_id_headers=True)
+    assert served.complete_with({"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert len(served.complete_with({"X-Request-Id": "not ok"}).headers["x-request-id"]) == 32
+
+
+FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, *NEUTRAL, *NO_EFFECT})
+WORDS = [
+    "type",
+    "text",
+    "role",
+    "content",
+    "user",
+    "assistant",
+    "include_usage",
+    "name",
+    "tool_calls",
+    "1",
+    "a",
+]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 30)
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(WORDS)
+    | st.text(max_size=20).filter(lambda text: text.isprintable())
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(
+    max_examples=250,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    database=None,
+)
+@given(
+    fields=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), VALUES, max_size=4),
+    path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
+    valid_base=st.booleans(),
+)
+def test_any_json(served: Served, fields: dict[str, Any], path: str, valid_base: bool) -> None:
+    base: dict[str, Any] = {"prompt": "a"} if path == "/v1/completions" else {"messages": USER}
+    body = (base if valid_base else {}) | fields
+    reply = served.client.post(path, content=json.dumps(body), headers=JSON)
+    if reply.status_code != 200:
+        assert 400 <= reply.status_code < 500, (body, reply.text)
+        check_error(reply, reply.status_code, reply.json()["error"]["param"])
+    else:
+        assert reply.content.endswith(b"data: [DONE]\n\n") if body.get("stream") else reply.json()["choices"]
+
+
+def test_random_bytes(served: Served) -> None:
+    generator = random.Random(5)
+    good = json.dumps({"prompt": "a", "temperature": 0.5, "stop": ["x"]})
+    for _ in range(100):
+        text = list(good)
+        for _ in range(generator.randint(1, 5)):
+            text[generator.randrange(len(text))] = generator.choice(string.printable)
+        reply = served.client.post("/v1/completions", content="".join(text).encode(), headers=JSON)
+        if reply.status_code != 200:
+            assert 400 <= reply.status_code < 500
+            check_error(reply, reply.status_code, reply.json()["error"]["param"])
+    assert served.complete().status_code == 200
