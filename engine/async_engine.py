@@ -53,7 +53,8 @@ class RequestStream:
         self._active = active
         self._pieces: deque[OutputDelta] = deque()
         self._ready = asyncio.Event()
-        self._open = len(active.sequences)
+        self._open = len(active.sequences)  # choices whose end has not been read yet
+        self._promised = set(range(len(active.sequences)))  # those whose end has not been put here yet
 
     @property
     def usage(self) -> Usage:
@@ -72,6 +73,8 @@ class RequestStream:
 
     def _put(self, delta: OutputDelta) -> None:
         self._pieces.append(delta)
+        if delta.finish_reason is not None:
+            self._promised.discard(delta.index)
         self._ready.set()
 
     async def batch(self) -> list[OutputDelta]:
@@ -251,16 +254,15 @@ class AsyncEngine:
             if stream is None:
                 continue
             stream._put(delta)
-            if active.finished:
+            if not stream._promised:
                 del self._streams[request_id]
         if not self._streams:
             self._idle.set()
 
     def _end_all(self, message: str) -> None:
         for stream in list(self._streams.values()):
-            for sequence in stream._active.sequences:
-                if sequence.finish_reason is None:
-                    sequence.finish_reason = "error"
-                    stream._put(OutputDelta(sequence.choice, "", (), (), "error", None, message))
+            for choice in sorted(stream._promised):
+                stream._active.sequences[choice].finish_reason = "error"
+                stream._put(OutputDelta(choice, "", (), (), "error", None, message))
         self._streams.clear()
         self._idle.set()

@@ -79,6 +79,15 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "Model", "type of weights and KV cache; auto is what suits the device"
     )
+    executor: Literal["auto", "native", "torch"] = option(
+        "auto", "Model", "what computes: native are the C++ kernels for CPUs; auto takes them where they run"
+    )
+    quantization: Literal["auto", "bf16", "gguf"] = option(
+        "auto",
+        "Model",
+        "weights of the native executor: bf16, or a GGUF file's blocks as they are; auto takes the blocks "
+        "if there are any that it reads",
+    )
     max_model_len: AutoInt = option(
         None,
         "Model",

@@ -14,6 +14,7 @@ import torch
 from drafters.ngram import NgramDrafter
 from engine.async_engine import AsyncEngine
 from engine.drafter import Drafter
+from engine.executor import Executor
 from engine.intake import Intake
 from engine.loop import EngineLoop
 from engine.machine import has_fast_bf16, usable_cores, usable_memory
@@ -23,6 +24,8 @@ from engine.models.decoder import FusedDecoder
 from engine.models.locate import default_cache_dir, locate_model
 from engine.models.transformers_model import TransformersModel
 from engine.models.weights import load_tensors
+from engine.native.weights import load_weights, readable_blocks
+from engine.native_executor import NativeExecutor, runs_natively
 from engine.outputs import EngineObserver
 from engine.pages import PagePool
 from engine.tokenizer import Tokenizer
@@ -74,14 +77,21 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
     folder = locate_model(settings.model, cache, progress)
     config = ModelConfig.from_folder(folder)
-    dtype = _dtype(settings.dtype)
-    progress(f"loading {folder.name} in {str(dtype).removeprefix('torch.')}")
+    native = _native(settings, config)
+    dtype = torch.bfloat16 if native else _dtype(settings.dtype)
+    progress(f"loading {folder.name}")
     tokenizer_folder = locate_model(settings.tokenizer, cache, progress) if settings.tokenizer else folder
     tokenizer = Tokenizer.from_folder(tokenizer_folder, settings.chat_template_text)
-    model = _model(config, folder, dtype)
     pages = settings.num_pages or _affordable_pages(settings, config, dtype)
     max_model_len = _context(settings, config, pages)
-    executor = TorchExecutor(model, pages, PAGE_SIZE, dtype)
+    executor: Executor
+    if native:
+        weights = load_weights(folder, _quantization(settings, folder))
+        executor = NativeExecutor(config, weights, pages, threads, max_model_len)
+        del weights
+        torch.set_num_threads(1)  # the kernels' threads do the work; torch is left with single rows
+    else:
+        executor = TorchExecutor(_model(config, folder, dtype), pages, PAGE_SIZE, dtype)
     drafter, policy_name = _speculation(settings)
     pool = PagePool(executor.num_pages, PAGE_SIZE)
     intake = Intake(
@@ -119,6 +129,27 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         "load_seconds": round(time.perf_counter() - begun, 2),
     }
     return Parts(loop, Worker(executor, drafter), tokenizer, info)
+
+
+def _native(settings: Settings, config: ModelConfig) -> bool:
+    """Whether the native executor runs this model. Raises BadSettings if it must and cannot."""
+    if settings.executor == "torch":
+        return False
+    reason = runs_natively(config)
+    if reason is None and settings.dtype == "float32":
+        reason = "it computes from bf16 or quantised weights, not from float32"
+    if reason is not None and settings.executor == "native":
+        raise BadSettings(f"--executor native: {reason}")
+    return reason is None
+
+
+def _quantization(settings: Settings, folder: Path) -> str:
+    """`bf16` or `gguf`."""
+    if settings.quantization != "auto":
+        return settings.quantization
+    if settings.dtype == "bfloat16" or not readable_blocks(folder):
+        return "bf16"
+    return "gguf"
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +200,23 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Any], interleaved: Mappin
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def stored_rows(source: Path) -> Iterator[tuple[str, str, npt.NDArray[Any]]]:
+    """(Hugging Face name, GGUF type name, rows) of every tensor of a GGUF file, in the file's own blocks.
+
+    Rows are bytes [out, bytes a row] for quantised types and values for F32; those of q and k are in Hugging
+    Face order. Raises CorruptModel or UnsupportedModel as `convert_gguf` does.
+    """
+    metadata, tensors = _read(Path(source))
+    tensors.pop(_ROPE_DIVISORS, None)
+    shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in tensors.items()}
+    config = build_config(metadata, shapes, None)
+    permuted = architecture_of(metadata).permuted
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    for name, tensor in tensors.items():
+        hf_name, stem = _hf_name(name)
+        rows = np.asarray(tensor.data)
+        if permuted and stem in heads:
+            rows = rows.reshape(heads[stem], -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+        yield hf_name, tensor.tensor_type.name, np.ascontiguousarray(rows)

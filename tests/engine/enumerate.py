@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from unittest import mock
 
@@ -53,6 +53,7 @@ class World:
     #: the draft law: "random", "processed" (near p), "unprocessed" (near the bare softmax), or "reduced"
     #: (random, over some of the vocabulary only and in another order)
     drafter: str = "random"
+    _logits: dict[Text, list[float]] = field(default_factory=dict)
     _p: dict[Text, list[float]] = field(default_factory=dict)
     _q: dict[Text, list[float]] = field(default_factory=dict)
 
@@ -61,11 +62,13 @@ class World:
 
     def logits(self, prefix: Text) -> list[float]:
         """The model's logits: multiples of 1/8, so that some tie, and now and then minus infinity."""
-        rng = self.rng(0, prefix)
-        row = rng.integers(-16, 17, self.vocab) / 8
-        if rng.random() < 0.3:
-            row[rng.integers(self.vocab)] = -np.inf
-        return list(row.tolist())
+        if prefix not in self._logits:
+            rng = self.rng(0, prefix)
+            row = rng.integers(-16, 17, self.vocab) / 8
+            if rng.random() < 0.3:
+                row[rng.integers(self.vocab)] = -np.inf
+            self._logits[prefix] = row.tolist()
+        return self._logits[prefix]
 
     def p(self, prefix: Text) -> list[float]:
         """The target's own law."""
@@ -140,10 +143,20 @@ class World:
             if chance:
                 self.complete((*text, token), weight * chance, horizon, law)
 
-    def target_law(self, horizon: int) -> Law:
-        law: Law = defaultdict(float)
-        self.complete((), 1.0, horizon, law)
-        return law
+    def target_law(self, horizon: int | None = None) -> Law:
+        """The target's own law of the first `horizon` tokens (default: a whole block's)."""
+        return self.mixture([{(): 1.0}], [1.0], horizon)
+
+    def mixture(self, emitted: Sequence[Law], weights: Sequence[float], horizon: int | None = None) -> Law:
+        """Law of the text of which a round emits the beginning and the target the rest."""
+        begun: Law = defaultdict(float)
+        for law, weight in zip(emitted, weights, strict=True):
+            for text, chance in law.items():
+                begun[text] += weight * chance
+        result: Law = defaultdict(float)
+        for text, weight in begun.items():
+            self.complete(text, weight, horizon or self.gamma + 1, result)
+        return result
 
     def edges(self, read: Read, block: DraftBlock, verify: int) -> list[float]:
         """Where a correct decision about this uniform may change."""
@@ -190,11 +203,12 @@ def reads(verdict: Verdict, verify: int) -> list[Read]:
 
 @dataclass
 class Branch:
-    """One run of the real code: a drafted block, how far it is verified, and the uniforms fixed so far."""
+    """One run of the real code: which case, how likely it is, and the uniforms fixed so far."""
 
+    case: int
     block: DraftBlock
     verify: int
-    weight: float
+    weight: float = 1.0
     fixed: dict[Read, float] = field(default_factory=dict)
 
 
@@ -211,39 +225,37 @@ class Enumeration:
     alias: Callable[[Read], Read] = lambda read: read
     filler: float = 0.5
     together: int = CHUNK
-    runs: int = 0
 
-    def law(
-        self,
-        drafts: Sequence[tuple[DraftBlock, float]],
-        length: Callable[[Text], int],
-        horizon: int | None = None,
-    ) -> Law:
-        """The law of the text when each block is verified up to `length(its tokens)`, then continued."""
-        emitted: Law = defaultdict(float)
-        pending = [Branch(block, length(block.tokens), weight) for block, weight in drafts]
+    def emitted(self, cases: Sequence[tuple[DraftBlock, int]]) -> list[Law]:
+        """For each block and verify length, the law of the tokens that one round emits."""
+        laws: list[Law] = [defaultdict(float) for _ in cases]
+        pending = [Branch(case, block, verify) for case, (block, verify) in enumerate(cases)]
         while pending:
             now, pending = pending[: self.together], pending[self.together :]
             for branch, verdict in zip(now, self.run(now), strict=True):
                 check(self.world, branch.block, branch.verify, verdict)
-                needed = [self.alias(read) for read in reads(verdict, branch.verify)]
-                split = next((read for read in needed if read not in branch.fixed), None)
-                if split is None or not self.sampled:
-                    emitted[verdict.tokens] += branch.weight
-                    continue
-                edges = {
-                    edge
-                    for read in reads(verdict, branch.verify)
-                    if self.alias(read) == split
-                    for edge in self.world.edges(read, branch.block, branch.verify)
-                }
-                for u, width in cells(sorted(edges), self.grid, split[0]):
-                    fixed = {**branch.fixed, split: u}
-                    pending.append(Branch(branch.block, branch.verify, branch.weight * width, fixed))
-        law: Law = defaultdict(float)
-        for text, weight in emitted.items():
-            self.world.complete(text, weight, horizon or self.world.gamma + 1, law)
-        return law
+                needed = reads(verdict, branch.verify) if self.sampled else []
+                split = next((r for r in map(self.alias, needed) if r not in branch.fixed), None)
+                if split is None:
+                    laws[branch.case][verdict.tokens] += branch.weight
+                else:
+                    pending += self.split(branch, split, needed)
+        return laws
+
+    def split(self, branch: Branch, split: Read, needed: Sequence[Read]) -> Iterator[Branch]:
+        """A branch for each cell of a uniform that `branch` has read."""
+        edges: set[float] = set()
+        for read in needed:
+            if self.alias(read) == split:
+                edges.update(self.world.edges(read, branch.block, branch.verify))
+        for u, width in cells(sorted(edges), self.grid, split[0]):
+            yield replace(branch, weight=branch.weight * width, fixed={**branch.fixed, split: u})
+
+    def law(self, length: Callable[[Text], int], horizon: int | None = None) -> Law:
+        """Law of the text when each block is verified up to `length(its tokens)` and then continued."""
+        drafts = list(self.world.drafts())
+        laws = self.emitted([(block, length(block.tokens)) for block, _ in drafts])
+        return self.world.mixture(laws, [weight for _, weight in drafts], horizon)
 
     @property
     def sampled(self) -> bool:
@@ -284,7 +296,6 @@ class Enumeration:
             ]
             return torch.tensor(table, dtype=torch.float64)
 
-        self.runs += len(items)
         with mock.patch.object(verification, "uniforms", uniforms):
             return verification.verify(items, torch.tensor(rows, dtype=torch.float64))
 
@@ -320,7 +331,5 @@ def marginal(law: Law, position: int) -> Law:
 
 def bare_law(world: World, prefix: Text) -> list[float]:
     """The target's law before any filter: adjusted and tempered only."""
-    logits = adjusted(
-        world.logits(prefix), world.params, world.prompt, world.output + prefix, world.stop_ids
-    )
+    logits = adjusted(world.logits(prefix), world.params, world.prompt, world.output + prefix, world.stop_ids)
     return filtered(logits, SamplingParams(temperature=world.params.temperature))[0]

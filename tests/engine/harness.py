@@ -159,24 +159,24 @@ class LawDrafter:
         pass
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
-        return [self._draft(request) for request in requests]
-
-    def _draft(self, request: DraftRequest) -> DraftBlock:
         noise = uniforms(
-            torch.tensor([request.state.stream]),
-            torch.tensor([request.anchor]),
-            torch.tensor([request.round]),
-            request.slots,
+            torch.tensor([request.state.stream for request in requests]),
+            torch.tensor([request.anchor for request in requests]),
+            torch.tensor([request.round for request in requests]),
+            max(request.slots for request in requests),
             Purpose.DRAFT,
-        )[0]
-        tokens: list[int] = []
-        rows = []
-        previous = int(request.tokens[-1])
-        for slot in range(request.slots):
+        )
+        previous = torch.tensor([int(request.tokens[-1]) for request in requests])
+        tokens, rows = [], []
+        for slot in range(noise.shape[1]):
             rows.append(self.laws[previous])
-            previous = int(draw(rows[-1][None], noise[slot : slot + 1])[0])
+            previous = draw(rows[-1], noise[:, slot])
             tokens.append(previous)
-        return DraftBlock(tuple(tokens), torch.stack(rows))
+        block, q = torch.stack(tokens, 1), torch.stack(rows, 1)
+        return [
+            DraftBlock(tuple(block[i, : request.slots].tolist()), q[i, : request.slots])
+            for i, request in enumerate(requests)
+        ]
 
 
 @dataclass

@@ -29,7 +29,7 @@ from tests.engine.harness import (
 )
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 3, 14, 15, 9]
-LENGTH = 32
+LENGTH = 24
 
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -46,7 +46,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "frequency": {"seed": 9, "frequency_penalty": -1.5},
     "repetition": {"seed": 10, "repetition_penalty": 1.8},
     "bias": {"seed": 11, "logit_bias": {1: 4.0, 20: 2.5, 21: -100.0}},
-    "minimum": {"seed": 12, "min_tokens": 20, "logit_bias": {1: 6.0}},
+    "minimum": {"seed": 12, "min_tokens": 16, "logit_bias": {1: 6.0}},
     "stops": {"seed": 13, "stop_token_ids": (30, 31), "ignore_eos": True, "stop": ("az", "qq")},
     "everything": {
         "seed": 2**62 + 5,
@@ -85,7 +85,7 @@ def law_drafter() -> LawDrafter:
 def drafters(name: str) -> list[Drafter]:
     """The oracle knows the text, so that whole blocks are accepted."""
     know = oracle(*(PROMPT + output.tokens for output in alone(name)))
-    return [NgramDrafter(1, 3), know, babbler(1), law_drafter()]
+    return [NgramDrafter(1, 3), know, law_drafter()]
 
 
 def noise(engine: Engine, count: int) -> None:
@@ -94,7 +94,7 @@ def noise(engine: Engine, count: int) -> None:
     for i in range(count):
         text = PROMPT[: int(rng.integers(1, len(PROMPT)))] + rng.integers(3, VOCAB, 1 + i).tolist()
         kind = [{"seed": i}, {"temperature": 0.0}, {}, {"top_k": 3, "presence_penalty": 1.0}][i % 4]
-        engine.add(f"other {i}", text, max_tokens=int(rng.integers(4, 40)), ignore_eos=True, **kind)
+        engine.add(f"other {i}", text, max_tokens=int(rng.integers(4, 24)), ignore_eos=True, **kind)
 
 
 @pytest.fixture(params=PARAMS)
@@ -115,8 +115,7 @@ def test_with_any_page_size_token_budget_and_length_of_draft(name):
     for page_size, budget, policy in (
         (1, 64, "fixed:7"),
         (16, 7, "fixed:2"),
-        (5, 16, "off"),
-        (4, 4, "fixed:1"),
+        (5, 4, "fixed:1"),
     ):
         engine = Engine(
             tiny(),

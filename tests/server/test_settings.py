@@ -23,7 +23,7 @@ def test_defaults() -> None:
     assert settings == Settings()
     assert settings.model_names == [DEFAULT_MODEL]
     assert (settings.host, settings.port, settings.max_num_seqs) == ("127.0.0.1", 8000, 32)
-    assert settings.verify_length == 0
+    assert settings.verify_length == 5
 
 
 def test_precedence(tmp_path: Path) -> None:

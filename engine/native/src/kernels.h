@@ -38,17 +38,17 @@ inline void product_bf16(const Matrix& w, int block, Rows x, float* out, int str
         for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
     for (int k = 0; k < cols; k += 2) {
         F even[N], odd[N];
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) {
             const uint16_t* p = base + n * block_size + static_cast<size_t>(k) * L;
             Isa::load_bf16_pairs(p, even[n], odd[n]);
             if (R == 1) Isa::prefetch(p + 512);
         }
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
         for (int r = 0; r < R; ++r) {
             const F a = Isa::broadcast(x.values + static_cast<size_t>(r) * cols + k);
             const F b = Isa::broadcast(x.values + static_cast<size_t>(r) * cols + k + 1);
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
             for (int n = 0; n < N; ++n) sum[r][n] = Isa::fma(odd[n], b, Isa::fma(even[n], a, sum[r][n]));
         }
     }
@@ -63,18 +63,18 @@ inline void product_q4(const Matrix& w, int block, Rows x, float* out, int strid
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
     for (int g = 0; g < groups; ++g) {
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) {
             const size_t at = static_cast<size_t>(block + n) * groups + g;
             const uint8_t* p = w.weights.data() + at * 16 * L;
             if (R == 1) Isa::prefetch(p + 1024);
             typename Isa::Q4 dot[R];
             for (int r = 0; r < R; ++r) dot[r] = Isa::q4_zero();
-#pragma GCC unroll 4
+DSPARK_UNROLL(4)
             for (int quad = 0; quad < 4; ++quad) {
                 typename Isa::I low, high;
                 Isa::load_nibbles(p + static_cast<size_t>(quad) * 4 * L, low, high);
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
                 for (int r = 0; r < R; ++r) {
                     const int8_t* q = x.quants + static_cast<size_t>(r) * w.cols + g * kGroup + quad * 4;
                     dot[r] = Isa::q4_dot(dot[r], low, q);
@@ -83,7 +83,7 @@ inline void product_q4(const Matrix& w, int block, Rows x, float* out, int strid
             }
             const F d = Isa::load_half(w.scales.data() + at * L);
             const F m = Minimum ? Isa::load_half(w.minima.data() + at * L) : Isa::mul(d, Isa::set(-8.0f));
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
             for (int r = 0; r < R; ++r) {
                 const size_t s = static_cast<size_t>(r) * groups + g;
                 const F scaled = Isa::mul(d, Isa::broadcast(x.scales + s));
@@ -103,24 +103,24 @@ inline void product_q8(const Matrix& w, int block, Rows x, float* out, int strid
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
     for (int g = 0; g < groups; ++g) {
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) {
             const size_t at = static_cast<size_t>(block + n) * groups + g;
             const uint8_t* p = w.weights.data() + at * 32 * L;
             if (R == 1) Isa::prefetch(p + 2048);
             typename Isa::I dot[R];
             for (int r = 0; r < R; ++r) dot[r] = Isa::int_zero();
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
             for (int quad = 0; quad < 8; ++quad) {
                 const typename Isa::Q8 weights = Isa::load_q8(p + static_cast<size_t>(quad) * 4 * L);
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
                 for (int r = 0; r < R; ++r) {
                     const int8_t* q = x.quants + static_cast<size_t>(r) * w.cols + g * kGroup + quad * 4;
                     dot[r] = Isa::q8_dot(dot[r], weights, q);
                 }
             }
             const F d = Isa::load_half(w.scales.data() + at * L);
-#pragma GCC unroll 8
+DSPARK_UNROLL(8)
             for (int r = 0; r < R; ++r) {
                 const F scaled = Isa::mul(d, Isa::broadcast(x.scales + static_cast<size_t>(r) * groups + g));
                 sum[r][n] = Isa::fma(Isa::to_float(dot[r]), scaled, sum[r][n]);
@@ -150,8 +150,8 @@ inline void product_rows(const Matrix& w, int block, int count, Rows x, float* o
     for (; b < count; ++b) product_tile<R, 1>(w, block + b, x, out + b * L, stride);
 }
 
-// out[r][0 .. count * L) for all rows, bias added.
-inline void product(const Matrix& w, int block, int count, Rows x, int rows, float* out, int stride) {
+// out[r][0 .. count * L) for all rows, bias added. Not inlined: it is big, and called from several phases.
+[[gnu::noinline]] inline void product(const Matrix& w, int block, int count, Rows x, int rows, float* out, int stride) {
     int r = 0;
     for (; r + 4 <= rows; r += 4)
         product_rows<4>(w, block, count, x.from(r), out + static_cast<size_t>(r) * stride, stride);
@@ -187,15 +187,18 @@ inline void quantise(const float* x, int cols, int8_t* quants, float* scales, fl
     }
 }
 
-// Hand a row to the next product, in the form that its weights need.
-inline void hand_over(const float* x, int cols, int row, Format format, Activations& out) {
+// Hand `count` columns of a row, from `column` on, to the next product, in the form that its weights need.
+inline void hand_over_part(const float* x, int count, int row, int column, Format format, Activations& out) {
+    const size_t at = static_cast<size_t>(row) * out.cols + column;
     if (quantised(format)) {
-        const size_t groups = cols / kGroup;
-        quantise(x, cols, out.quants.data() + static_cast<size_t>(row) * cols, out.scales.data() + row * groups,
-                 out.sums.data() + row * groups);
+        quantise(x, count, out.quants.data() + at, out.scales.data() + at / kGroup, out.sums.data() + at / kGroup);
     } else {
-        std::memcpy(out.values.data() + static_cast<size_t>(row) * cols, x, sizeof(float) * cols);
+        std::memcpy(out.values.data() + at, x, sizeof(float) * count);
     }
+}
+
+inline void hand_over(const float* x, int cols, int row, Format format, Activations& out) {
+    hand_over_part(x, cols, row, 0, format, out);
 }
 
 inline void rms_norm(const float* x, const float* weight, int size, float eps, float* out) {

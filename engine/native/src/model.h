@@ -1,11 +1,14 @@
 // What a model is to the kernels: packed matrices, sizes, and the K/V pools. Knows no instruction set.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "pool.h"
@@ -20,31 +23,44 @@ enum class Format : int { kBf16 = 0, kQ4_0 = 1, kQ4_1 = 2, kQ8_0 = 3 };
 
 inline bool quantised(Format format) { return format != Format::kBf16; }
 
-// Zeroed memory on a cache line.
+// Zeroed memory from the system, page by page as it is touched: a big K/V pool costs nothing until it is used.
 template <class T>
 class Buffer {
   public:
     Buffer() = default;
     explicit Buffer(size_t count) { resize(count); }
+    ~Buffer() { release(); }
+    Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    // What it held is lost.
     void resize(size_t count) {
-        const size_t bytes = (count * sizeof(T) + 4095) / 4096 * 4096;
-        void* memory = count ? std::aligned_alloc(4096, bytes) : nullptr;
-        if (count && !memory) throw std::bad_alloc();
-        if (memory) std::memset(memory, 0, bytes);
-        memory_.reset(static_cast<T*>(memory));
+        release();
+        if (count == 0) return;
+        void* memory = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+        madvise(memory, count * sizeof(T), MADV_HUGEPAGE);
+#endif
+        data_ = static_cast<T*>(memory);
         size_ = count;
     }
-    T* data() { return memory_.get(); }
-    const T* data() const { return memory_.get(); }
+    T* data() { return data_; }
+    const T* data() const { return data_; }
     size_t size() const { return size_; }
-    T& operator[](size_t i) { return memory_.get()[i]; }
-    const T& operator[](size_t i) const { return memory_.get()[i]; }
+    T& operator[](size_t i) { return data_[i]; }
+    const T& operator[](size_t i) const { return data_[i]; }
 
   private:
-    struct Free {
-        void operator()(T* p) const { std::free(p); }
-    };
-    std::unique_ptr<T, Free> memory_;
+    void release() {
+        if (data_) munmap(data_, size_ * sizeof(T));
+        data_ = nullptr;
+        size_ = 0;
+    }
+    T* data_ = nullptr;
     size_t size_ = 0;
 };
 
@@ -116,7 +132,8 @@ struct Model {
     // Scratch for `capacity` rows.
     int capacity = 0;
     Buffer<float> x, q, attended;  // residual stream, queries, attention output
-    Activations narrow, wide;      // inputs of width hidden (or heads * head_dim), and of width intermediate
+    Activations narrow, wide;      // inputs of width hidden, and of width intermediate
+    Activations attention_out;     // of width heads * head_dim
     std::unique_ptr<Pool> pool;
     int lanes = 8;
 };

@@ -1,0 +1,199 @@
+// The library's C interface, called through ctypes (which releases the interpreter lock for the call).
+//
+// Functions that can fail return 0, or -1 with a message in dspark_error().
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+#include "model.h"
+
+namespace {
+
+thread_local std::string last_error;
+
+template <class Work>
+int guarded(Work work) {
+    try {
+        work();
+        return 0;
+    } catch (const std::exception& error) {
+        last_error = error.what();
+    } catch (...) {
+        last_error = "unknown error";
+    }
+    return -1;
+}
+
+}  // namespace
+
+namespace dspark {
+namespace {
+
+const Kernels* const kAll[] = {
+#if defined(DSPARK_X86)
+    &kAvx512,
+    &kAvx2,
+#endif
+    &kPortable,
+};
+
+struct Handle {
+    const Kernels* kernels;
+    Model model;
+};
+
+const Kernels& find(const std::string& name) {
+    for (const Kernels* kernels : kAll)
+        if (name == kernels->name && kernels->supported()) return *kernels;
+    throw std::invalid_argument("this machine does not run the kernels '" + name + "'");
+}
+
+Format format_of(int code) {
+    if (code < 0 || code > 3) throw std::invalid_argument("unknown weight format");
+    return static_cast<Format>(code);
+}
+
+void reserve(Model& m, int rows) {
+    if (rows <= m.capacity) return;
+    const size_t n = static_cast<size_t>(std::max(rows, 2 * m.capacity));
+    m.x.resize(n * m.hidden);
+    m.q.resize(n * m.heads * m.head_dim);
+    m.attended.resize(n * m.heads * m.head_dim);
+    m.narrow.resize(n, m.hidden);
+    m.wide.resize(n, m.intermediate);
+    m.attention_out.resize(n, m.heads * m.head_dim);
+    m.capacity = static_cast<int>(n);
+}
+
+Matrix* matrix_of(Model& m, int layer, int which) {
+    if (layer < 0) return &m.head;
+    Layer& l = m.layers.at(layer);
+    Matrix* const all[] = {&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down};
+    if (which < 0 || which > 6) throw std::invalid_argument("unknown matrix");
+    return all[which];
+}
+
+}  // namespace
+}  // namespace dspark
+
+using namespace dspark;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+const char* dspark_error() { return last_error.c_str(); }
+
+// Names of the kernels that this machine runs, best first, separated by spaces.
+const char* dspark_supported() {
+    static const std::string names = [] {
+        std::string out;
+        for (const Kernels* kernels : kAll)
+            if (kernels->supported()) out += (out.empty() ? "" : " ") + std::string(kernels->name);
+        return out;
+    }();
+    return names.c_str();
+}
+
+// sizes: vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, positions, pages, threads
+Handle* dspark_create(const char* kernels, const int32_t* sizes, float eps, const float* rope) {
+    Handle* handle = nullptr;
+    guarded([&] {
+        auto made = std::make_unique<Handle>();
+        made->kernels = &find(kernels);
+        Model& m = made->model;
+        m.vocab = sizes[0], m.hidden = sizes[1], m.intermediate = sizes[2];
+        m.layers.resize(sizes[3]);
+        m.heads = sizes[4], m.kv_heads = sizes[5], m.head_dim = sizes[6];
+        m.positions = sizes[7], m.num_pages = sizes[8], m.eps = eps;
+        m.lanes = made->kernels->lanes;
+        if (m.head_dim % 32 || m.hidden % 32 || m.intermediate % 32)
+            throw std::invalid_argument("head, hidden and intermediate sizes must be multiples of 32");
+        if (m.heads % m.kv_heads) throw std::invalid_argument("heads must be a multiple of kv heads");
+        m.rope.resize(static_cast<size_t>(m.positions) * m.head_dim);
+        std::copy(rope, rope + m.rope.size(), m.rope.data());
+        const size_t pool = m.layers.size() * m.num_pages * m.page_stride();
+        m.keys.resize(pool);
+        m.values.resize(pool);
+        m.pool = std::make_unique<Pool>(sizes[9]);
+        handle = made.release();
+    });
+    return handle;
+}
+
+void dspark_destroy(Handle* handle) { delete handle; }
+
+int dspark_set_matrix(Handle* h, int layer, int which, int format, const uint8_t* rows, int count, int cols,
+                      const float* bias) {
+    return guarded([&] {
+        Matrix packed = pack(format_of(format), rows, count, cols, h->model.lanes);
+        if (bias) {
+            packed.bias.resize(static_cast<size_t>(packed.blocks()) * packed.lanes);
+            std::copy(bias, bias + count, packed.bias.data());
+        }
+        *matrix_of(h->model, layer, which) = std::move(packed);
+    });
+}
+
+int dspark_set_embedding(Handle* h, int format, const uint8_t* rows) {
+    return guarded([&] {
+        Model& m = h->model;
+        m.embedding_format = format_of(format);
+        m.embedding.resize(row_bytes(m.embedding_format, m.hidden) * m.vocab);
+        std::copy(rows, rows + m.embedding.size(), m.embedding.data());
+    });
+}
+
+// which: 0 input, 1 mlp, 2 q, 3 k of a layer; any of layer -1 is the final norm
+int dspark_set_norm(Handle* h, int layer, int which, const float* weight, int size) {
+    return guarded([&] {
+        std::vector<float> values(weight, weight + size);
+        if (layer < 0) {
+            h->model.final_norm = std::move(values);
+            return;
+        }
+        Layer& l = h->model.layers.at(layer);
+        std::vector<float>* const all[] = {&l.input_norm, &l.mlp_norm, &l.q_norm, &l.k_norm};
+        if (which < 0 || which > 3) throw std::invalid_argument("unknown norm");
+        *all[which] = std::move(values);
+    });
+}
+
+int dspark_set_layer(Handle* h, int layer, int window, int rotate) {
+    return guarded([&] {
+        h->model.layers.at(layer).window = window;
+        h->model.layers.at(layer).rotate = rotate != 0;
+    });
+}
+
+// spans: [n][3] = rows, start position, offset into `pages`; tokens: [rows of all spans]
+int dspark_forward(Handle* h, int span_count, const int32_t* spans, const int32_t* pages, const int32_t* tokens,
+                   int logit_count, const int32_t* logit_rows, float* logits, int feature_count,
+                   const int32_t* feature_layers, float* features) {
+    return guarded([&] {
+        Batch batch;
+        for (int s = 0; s < span_count; ++s) {
+            const int count = spans[3 * s], start = spans[3 * s + 1];
+            if (start + count > h->model.positions) throw std::out_of_range("position beyond the rotary table");
+            batch.spans.push_back({batch.rows, count, start, pages + spans[3 * s + 2]});
+            for (int i = 0; i < count; ++i) {
+                batch.position.push_back(start + i);
+                batch.span_of.push_back(s);
+            }
+            batch.rows += count;
+        }
+        batch.tokens = tokens;
+        batch.logit_rows = logit_rows, batch.logit_count = logit_count, batch.logits = logits;
+        batch.feature_layers = feature_layers, batch.feature_count = feature_count, batch.features = features;
+        reserve(h->model, batch.rows);
+        h->kernels->forward(h->model, batch);
+    });
+}
+
+// A product alone: x [n][cols] -> out [n][rows of the matrix].
+int dspark_product(Handle* h, int layer, int which, const float* x, int n, float* out) {
+    return guarded([&] { h->kernels->product(*h->model.pool, *matrix_of(h->model, layer, which), x, n, out); });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,80 @@
+"""Brings a checkpoint's tensors into the kernels: bf16, or a GGUF file's own blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.models.blocks import load_blocks
+from engine.models.weights import load_tensors
+
+#: codes of engine/native/src/model.h
+FORMATS = {"BF16": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
+
+
+class UnsupportedWeights(ValueError):
+    """The checkpoint holds a weight format that the kernels do not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A matrix [count, cols] as rows of bytes in its checkpoint form."""
+
+    format: str
+    data: npt.NDArray[np.uint8]
+    cols: int
+
+    @property
+    def count(self) -> int:
+        return int(self.data.shape[0])
+
+
+Weights = dict[str, Rows | npt.NDArray[np.float32]]
+
+
+def load_weights(folder: Path, quantization: str) -> Weights:
+    """Every tensor under its Hugging Face name less "model.": matrices as Rows, vectors as float32.
+
+    quantization "bf16" rounds the values to bf16; "gguf" takes the blocks of the GGUF file behind
+    the folder as they are. Raises UnsupportedWeights, FileNotFoundError or CorruptModel.
+    """
+    source = _bf16(folder) if quantization == "bf16" else _blocks(folder)
+    return {name.removeprefix("model."): value for name, value in source}
+
+
+def readable_blocks(folder: Path) -> bool:
+    """Whether the GGUF file behind the folder is there and has no weights but those that the kernels read."""
+    try:
+        return all(kind in FORMATS or kind in ("F32", "F16") for _, kind, _ in load_blocks(folder))
+    except FileNotFoundError:
+        return False
+
+
+def _bf16(folder: Path) -> Iterator[tuple[str, Rows | npt.NDArray[np.float32]]]:
+    for name, tensor in load_tensors(folder):
+        if tensor.ndim == 1:
+            yield name, tensor.float().numpy()
+        else:
+            bits = tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
+            yield name, Rows("BF16", bits.view(np.uint8), tensor.shape[1])
+
+
+def _blocks(folder: Path) -> Iterator[tuple[str, Rows | npt.NDArray[np.float32]]]:
+    for name, kind, values in load_blocks(folder):
+        if values.ndim == 1 and kind == "F32":
+            yield name, values.astype(np.float32, copy=False)
+        elif kind in ("F32", "F16"):  # a small matrix that the file keeps in full
+            bits = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
+            yield name, Rows("BF16", bits.view(np.uint8), values.shape[1])
+        elif kind == "BF16":
+            yield name, Rows("BF16", values.view(np.uint8), values.shape[1] // 2)
+        elif kind in FORMATS:
+            size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
+            yield name, Rows(kind, values.view(np.uint8), values.shape[1] // size * 32)
+        else:
+            raise UnsupportedWeights(f"the native executor does not read {kind} weights ({name})")
