@@ -301,7 +301,9 @@ class EngineLoop:
         owner = self._owner.pop(sequence.key)
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
-            if finish != "error":  # what a broken step wrote must not be found again
+            if finish == "error":  # nothing that may be broken is found again, nor what it hangs from
+                self.pool.forget(sequence.pages)
+            else:
                 self.table.publish(sequence)
         else:
             self.waiting.remove(sequence)

@@ -144,6 +144,11 @@ class PagePool:
             self._keys[page] = key
             self._by_digest[key.digest] = page
 
+    def forget(self, pages: Sequence[int]) -> None:
+        """Make pages that are held unfindable, because their content cannot be trusted."""
+        for page in pages:
+            self._forget(page)
+
     def flush(self) -> int:
         """Forget every cached page; returns how many became free."""
         dropped = len(self._cached)

@@ -82,11 +82,10 @@ class Settings(BaseModel):
     executor: Literal["auto", "native", "torch"] = option(
         "auto", "Model", "what computes: native are the C++ kernels for CPUs; auto takes them where they run"
     )
-    quantization: Literal["auto", "bf16", "gguf"] = option(
-        "auto",
+    quantization: Literal["bf16", "gguf"] = option(
+        "bf16",
         "Model",
-        "weights of the native executor: bf16, or a GGUF file's blocks as they are; auto takes the blocks "
-        "if there are any that it reads",
+        "weights of the native executor: rounded to bf16, or the blocks of the GGUF file as they are",
     )
     max_model_len: AutoInt = option(
         None,

@@ -24,7 +24,7 @@ from engine.models.decoder import FusedDecoder
 from engine.models.locate import default_cache_dir, locate_model
 from engine.models.transformers_model import TransformersModel
 from engine.models.weights import load_tensors
-from engine.native.weights import load_weights, readable_blocks
+from engine.native.weights import load_weights
 from engine.native_executor import NativeExecutor, runs_natively
 from engine.outputs import EngineObserver
 from engine.pages import PagePool
@@ -39,7 +39,7 @@ Progress = Callable[[str], None]
 
 PAGE_SIZE = 16
 #: rows a step on a CPU: bounds how long a long prompt can hold up a stream, at little cost in throughput
-_CPU_TOKEN_BUDGET = 256
+_CPU_TOKEN_BUDGET = 128
 _KV_SHARE, _KV_MOST = 0.4, 4 << 30
 
 
@@ -86,7 +86,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     max_model_len = _context(settings, config, pages)
     executor: Executor
     if native:
-        weights = load_weights(folder, _quantization(settings, folder))
+        weights = load_weights(folder, settings.quantization)
         executor = NativeExecutor(config, weights, pages, threads, max_model_len)
         del weights
         torch.set_num_threads(1)  # the kernels' threads do the work; torch is left with single rows
@@ -141,15 +141,6 @@ def _native(settings: Settings, config: ModelConfig) -> bool:
     if reason is not None and settings.executor == "native":
         raise BadSettings(f"--executor native: {reason}")
     return reason is None
-
-
-def _quantization(settings: Settings, folder: Path) -> str:
-    """`bf16` or `gguf`."""
-    if settings.quantization != "auto":
-        return settings.quantization
-    if settings.dtype == "bfloat16" or not readable_blocks(folder):
-        return "bf16"
-    return "gguf"
 
 
 def _dtype(name: str) -> torch.dtype:

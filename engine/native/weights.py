@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,38 +43,36 @@ def load_weights(folder: Path, quantization: str) -> Weights:
     quantization "bf16" rounds the values to bf16; "gguf" takes the blocks of the GGUF file behind
     the folder as they are. Raises UnsupportedWeights, FileNotFoundError or CorruptModel.
     """
-    source = _bf16(folder) if quantization == "bf16" else _blocks(folder)
-    return {name.removeprefix("model."): value for name, value in source}
+    return dict(_blocks(folder)) if quantization == "gguf" else as_bf16(load_tensors(folder))
 
 
-def readable_blocks(folder: Path) -> bool:
-    """Whether the GGUF file behind the folder is there and has no weights but those that the kernels read."""
-    try:
-        return all(kind in FORMATS or kind in ("F32", "F16") for _, kind, _ in load_blocks(folder))
-    except FileNotFoundError:
-        return False
-
-
-def _bf16(folder: Path) -> Iterator[tuple[str, Rows | npt.NDArray[np.float32]]]:
-    for name, tensor in load_tensors(folder):
+def as_bf16(tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
+    """A checkpoint's tensors, matrices rounded to bf16."""
+    weights: Weights = {}
+    for name, tensor in tensors:
         if tensor.ndim == 1:
-            yield name, tensor.float().numpy()
+            weights[_short(name)] = tensor.float().numpy()
         else:
             bits = tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
-            yield name, Rows("BF16", bits.view(np.uint8), tensor.shape[1])
+            weights[_short(name)] = Rows("BF16", bits.view(np.uint8), tensor.shape[1])
+    return weights
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("model.")
 
 
 def _blocks(folder: Path) -> Iterator[tuple[str, Rows | npt.NDArray[np.float32]]]:
     for name, kind, values in load_blocks(folder):
         if values.ndim == 1 and kind == "F32":
-            yield name, values.astype(np.float32, copy=False)
+            yield _short(name), values.astype(np.float32, copy=False)
         elif kind in ("F32", "F16"):  # a small matrix that the file keeps in full
             bits = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
-            yield name, Rows("BF16", bits.view(np.uint8), values.shape[1])
+            yield _short(name), Rows("BF16", bits.view(np.uint8), values.shape[1])
         elif kind == "BF16":
-            yield name, Rows("BF16", values.view(np.uint8), values.shape[1] // 2)
+            yield _short(name), Rows("BF16", values.view(np.uint8), values.shape[1] // 2)
         elif kind in FORMATS:
             size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
-            yield name, Rows(kind, values.view(np.uint8), values.shape[1] // size * 32)
+            yield _short(name), Rows(kind, values.view(np.uint8), values.shape[1] // size * 32)
         else:
             raise UnsupportedWeights(f"the native executor does not read {kind} weights ({name})")

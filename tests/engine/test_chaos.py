@@ -239,7 +239,7 @@ def test_hundreds_of_requests_with_aborts_on_too_few_pages(seed):
     assert len(observer.ends) == len(plans)
     kinds = Counter(stats.finish_reason for stats in observer.ends)
     assert min(kinds["stop"], kinds["length"], kinds["abort"]) > 10
-    assert sum(stats.usage.accepted_tokens for stats in observer.ends) > 100
+    assert sum(stats.usage.accepted_tokens for stats in observer.ends) > 20
     assert sum(stats.usage.cached_tokens for stats in observer.ends) > 30
 
 

@@ -406,7 +406,6 @@ def test_values_that_are_not_finite_end_their_request_and_no_other(policy, after
     for _ in range(after):
         engine.step()
     written = list(engine.outputs["b"][0].tokens)
-    computed = victim.computed
     engine.executor.poisoned = {victim.key}
     engine.run()
     output = engine.outputs["b"][0]
@@ -417,11 +416,29 @@ def test_values_that_are_not_finite_end_their_request_and_no_other(policy, after
         assert engine.outputs[name][0].tokens == healthy.outputs[name][0].tokens
         assert engine.outputs[name][0].text == healthy.outputs[name][0].text
 
-    # What the poisoned step wrote is not found again; what earlier steps wrote may be.
+    # Nothing that it ever wrote is found again.
     engine.executor.poisoned = set()
-    again = engine.add("again", prompt(9, 1) + healthy.outputs["b"][0].tokens, max_tokens=1, **GREEDY)
+    again = engine.add("again", prompt(9, 1) + written, max_tokens=1, **GREEDY)
     engine.run()
-    assert again.usage.cached_tokens == computed // 4 * 4
+    assert again.usage.cached_tokens == 0
+    assert engine.outputs["again"][0].finish == "length"
+
+
+def test_a_fault_in_an_early_chunk_of_a_prompt_does_not_outlive_the_request():
+    """It shows only in the last chunk's logits, when the first chunk's pages have been published."""
+    engine = Engine(tiny(), token_budget=16)
+    text = prompt(30)
+    engine.add("a", text, max_tokens=4, **GREEDY)
+    engine.step()
+    page = engine.loop.running[0].pages[0]
+    for values in engine.executor.values:
+        values[:, page * 4 : page * 4 + 4] = float("nan")
+    engine.run()
+    assert engine.outputs["a"][0].finish == "error"
+    again = engine.add("again", text, max_tokens=4, **GREEDY)
+    engine.run()
+    assert again.usage.cached_tokens == 0
+    assert engine.outputs["again"][0].tokens == generate("llama", text, 4)
 
 
 def test_half_of_several_choices_may_fail():

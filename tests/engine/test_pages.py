@@ -26,7 +26,7 @@ from engine.sequence import Sequence
 from engine.text import TextStream
 from tests.engine.harness import VOCAB
 
-PAGES, SIZE = 7, 2
+PAGES, SIZE = 5, 2  # few, so that pages are evicted all the time
 
 # Two tokens and two salts, so that prefixes are often shared and often nearly so.
 PAGE = st.tuples(st.integers(0, 1), st.integers(0, 1))
@@ -110,8 +110,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             return
         self.holders.append(Holder([], [], pages))
 
-    @rule(text=TEXT, salt=SALT)
-    def seat(self, text: list[tuple[int, int]], salt: str) -> None:
+    def sit(self, text: list[tuple[int, int]], salt: str) -> Holder | None:
         keys: list[PageKey] = []
         for page in text:
             keys.append(self.pool.key(keys[-1].digest if keys else None, page, salt))
@@ -125,18 +124,33 @@ class PoolAgainstModel(RuleBasedStateMachine):
             holder.pages = hit + self.take(len(text) - len(hit))
         except OutOfPages:
             self.drop(hit)
-            return
+            return None
         self.holders.append(holder)
+        return holder
+
+    @rule(text=TEXT, salt=SALT)
+    def seat(self, text: list[tuple[int, int]], salt: str) -> None:
+        self.sit(text, salt)
+
+    @rule(text=TEXT, salt=SALT)
+    def live(self, text: list[tuple[int, int]], salt: str) -> None:
+        """A whole life: come, be published, go."""
+        holder = self.sit(text, salt)
+        if holder is not None:
+            self.fill(holder, len(text))
+            self.drop(self.holders.pop().pages)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         """Some of a holder's first pages are full now."""
         holder = data.draw(st.sampled_from(self.holders))
-        for index in range(data.draw(st.integers(0, len(holder.keys)))):
-            page, content = holder.pages[index], holder.contents[index]
+        self.fill(holder, data.draw(st.integers(0, len(holder.keys))))
+
+    def fill(self, holder: Holder, count: int) -> None:
+        for page, key, content in zip(holder.pages[:count], holder.keys, holder.contents, strict=False):
             taken = bool(self.content) if self.collide else content in self.content.values()
-            self.pool.publish(page, holder.keys[index])
+            self.pool.publish(page, key)
             if page not in self.content and not taken:
                 self.content[page] = content
 
@@ -163,6 +177,14 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.free |= set(self.cached)
         self.cached = []
 
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        pages = data.draw(st.sampled_from(self.holders)).pages
+        self.pool.forget(pages)
+        for page in pages:
+            self.content.pop(page, None)
+
     @precondition(lambda self: self.free)
     @rule(data=st.data())
     def release_too_often(self, data: st.DataObject) -> None:
@@ -187,7 +209,7 @@ def test_the_pool_agrees_with_a_plain_model(machine):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=80,
+            max_examples=100,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -233,9 +233,7 @@ def test_a_length_limit_ends_the_text_at_each_place_in_a_block(text, max_tokens)
 @pytest.mark.parametrize("place", range(1, 2 * GAMMA - 1))
 def test_usage_counts_no_token_behind_a_stop_string(text, place):
     words = [f"<{token}>".encode() for token in range(VOCAB)]
-    stop = (
-        f"{text[place]}><{text[place + 1]}"  # across two tokens
-    )
+    stop = f"{text[place]}><{text[place + 1]}"  # across two tokens
     engine = drafting(text, token_bytes=words)
     active = engine.add(
         "a", PROMPT, temperature=0.0, max_tokens=24, logprobs=0, stop=(stop,), ignore_eos=True

@@ -31,21 +31,27 @@ class Case:
         return sum(work.surplus for work in self.running)
 
 
+WAITED = st.sampled_from([0.0, 4.0, 5.0, 6.0])
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """As the engine asks: no more sequences than rows, and nobody both lacks pages and has some to spare."""
-    max_sequences = draw(st.integers(1, 6))
+    crowded = draw(st.booleans())  # everybody runs and pages are short, where most is decided
+    max_sequences = draw(st.integers(4 if crowded else 1, 6))
     limits = Limits(draw(st.integers(max_sequences, 30)), max_sequences, patience=5.0)
+    count = max_sequences - 1 if crowded else draw(st.integers(0, max_sequences))
     running = []
-    for key in range(draw(st.integers(0, max_sequences))):
+    for key in range(count):
         pending = draw(st.one_of(st.just(1), st.integers(2, 40)))
-        missing, surplus = draw(st.sampled_from([(0, 0), (1, 0), (2, 0), (0, 1), (0, 3)]))
+        missing, surplus = draw(st.sampled_from([(0, 3), (2, 0), (0, 0), (1, 0), (0, 1)]))
         running.append(Running(key, pending, missing, surplus, surplus + draw(st.integers(0, 5))))
     waiting = [
-        Waiting(100 + i, draw(st.integers(1, 40)), draw(st.integers(1, 12)), draw(st.floats(0, 10)))
+        Waiting(100 + i, draw(st.integers(1, 40)), draw(st.integers(1, 3) | st.integers(1, 12)), draw(WAITED))
         for i in range(draw(st.integers(0, 6)))
     ]
-    return Case(running, waiting, draw(st.integers(0, 20)), limits)
+    available = draw(st.integers(0, 2 if crowded else 20))
+    return Case(running, waiting, available, limits)
 
 
 def alive(case: Case, plan: StepPlan) -> list[Running]:
@@ -169,6 +175,21 @@ def test_a_page_is_kept_for_each_sequence_that_runs():
     assert plan_step(one, [Waiting(1, 4, 3)], 3, limits).admitted == []
     assert plan_step(one, [Waiting(1, 4, 3)], 4, limits).admitted == [1]
     assert plan_step([], [Waiting(1, 4, 3)], 3, limits).admitted == [1], "alone it may have all"
+
+
+def test_a_preempted_sequence_gives_back_what_shedding_has_not():
+    running = [Running(0, 1, missing=3, reclaimable=4), Running(1, 1, surplus=2, reclaimable=5)]
+    plan = plan_step(running, [Waiting(2, 4, 1)], 0, Limits(64, 8))
+    assert (plan.shed, plan.preempted, plan.spare_pages) == (True, [1], 5 - 3)
+    assert plan.rows == {0: 1}
+    assert plan_step(running, [], 1, Limits(64, 8)).preempted == [], "shedding is enough"
+
+
+def test_nobody_is_admitted_in_a_step_that_sheds():
+    running = [Running(0, 1, missing=1, reclaimable=4), Running(1, 1, surplus=9, reclaimable=12)]
+    plan = plan_step(running, [Waiting(2, 4, 1)], 0, Limits(64, 8))
+    assert (plan.shed, plan.preempted, plan.admitted, plan.spare_pages) == (True, [], [], 8)
+    assert plan_step(running, [Waiting(2, 4, 1)], 9, Limits(64, 8)).admitted == [2]
 
 
 @pytest.mark.parametrize("patience", [3.0, 20.0])

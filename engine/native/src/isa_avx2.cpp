@@ -17,6 +17,7 @@ namespace avx2 {
 
 struct Isa {
     static constexpr int kLanes = 8;
+    static constexpr int kRegisters = 16;
     using F = __m256;
     using I = __m256i;
     using Q4 = __m256i;  // 16 sums of 16 bits: 8 pairs of u4 * s8 stay below 8 * 2 * 15 * 127 = 30480

@@ -17,6 +17,7 @@ namespace avx512 {
 
 struct Isa {
     static constexpr int kLanes = 16;
+    static constexpr int kRegisters = 32;
     using F = __m512;
     using I = __m512i;
     using Q4 = __m512i;

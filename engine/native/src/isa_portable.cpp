@@ -11,6 +11,7 @@ namespace portable {
 
 struct Isa {
     static constexpr int kLanes = 8;
+    static constexpr int kRegisters = 16;
     struct F {
         float v[kLanes];
     };

@@ -29,12 +29,14 @@ inline Rows rows_of(const Activations& a) {
 }
 
 template <int R, int N>
-inline void product_bf16(const Matrix& w, int block, Rows x, float* out, int stride) {
+[[gnu::noinline]] void product_bf16(const Matrix& w, int block, Rows x, float* out, int stride) {
     const int cols = w.cols;
     const size_t block_size = static_cast<size_t>(cols) * L;  // in bf16
     const auto* base = reinterpret_cast<const uint16_t*>(w.weights.data()) + block * block_size;
     F sum[R][N];
+DSPARK_UNROLL(8)
     for (int r = 0; r < R; ++r)
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
     for (int k = 0; k < cols; k += 2) {
         F even[N], odd[N];
@@ -52,15 +54,19 @@ DSPARK_UNROLL(8)
             for (int n = 0; n < N; ++n) sum[r][n] = Isa::fma(odd[n], b, Isa::fma(even[n], a, sum[r][n]));
         }
     }
+DSPARK_UNROLL(8)
     for (int r = 0; r < R; ++r)
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) Isa::store(out + static_cast<size_t>(r) * stride + n * L, sum[r][n]);
 }
 
 template <int R, int N, bool Minimum>
-inline void product_q4(const Matrix& w, int block, Rows x, float* out, int stride) {
+[[gnu::noinline]] void product_q4(const Matrix& w, int block, Rows x, float* out, int stride) {
     const int groups = w.groups();
     F sum[R][N];
+DSPARK_UNROLL(8)
     for (int r = 0; r < R; ++r)
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
     for (int g = 0; g < groups; ++g) {
 DSPARK_UNROLL(8)
@@ -69,6 +75,7 @@ DSPARK_UNROLL(8)
             const uint8_t* p = w.weights.data() + at * 16 * L;
             if (R == 1) Isa::prefetch(p + 1024);
             typename Isa::Q4 dot[R];
+DSPARK_UNROLL(8)
             for (int r = 0; r < R; ++r) dot[r] = Isa::q4_zero();
 DSPARK_UNROLL(4)
             for (int quad = 0; quad < 4; ++quad) {
@@ -92,15 +99,19 @@ DSPARK_UNROLL(8)
             }
         }
     }
+DSPARK_UNROLL(8)
     for (int r = 0; r < R; ++r)
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) Isa::store(out + static_cast<size_t>(r) * stride + n * L, sum[r][n]);
 }
 
 template <int R, int N>
-inline void product_q8(const Matrix& w, int block, Rows x, float* out, int stride) {
+[[gnu::noinline]] void product_q8(const Matrix& w, int block, Rows x, float* out, int stride) {
     const int groups = w.groups();
     F sum[R][N];
+DSPARK_UNROLL(8)
     for (int r = 0; r < R; ++r)
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
     for (int g = 0; g < groups; ++g) {
 DSPARK_UNROLL(8)
@@ -109,6 +120,7 @@ DSPARK_UNROLL(8)
             const uint8_t* p = w.weights.data() + at * 32 * L;
             if (R == 1) Isa::prefetch(p + 2048);
             typename Isa::I dot[R];
+DSPARK_UNROLL(8)
             for (int r = 0; r < R; ++r) dot[r] = Isa::int_zero();
 DSPARK_UNROLL(8)
             for (int quad = 0; quad < 8; ++quad) {
@@ -127,7 +139,9 @@ DSPARK_UNROLL(8)
             }
         }
     }
+DSPARK_UNROLL(8)
     for (int r = 0; r < R; ++r)
+DSPARK_UNROLL(8)
         for (int n = 0; n < N; ++n) Isa::store(out + static_cast<size_t>(r) * stride + n * L, sum[r][n]);
 }
 
@@ -144,9 +158,13 @@ inline void product_tile(const Matrix& w, int block, Rows x, float* out, int str
 // `count` blocks from `block` on, for R rows: N blocks at a time, as many as keep the accumulators in registers.
 template <int R>
 inline void product_rows(const Matrix& w, int block, int count, Rows x, float* out, int stride) {
-    constexpr int N = R == 1 ? 4 : 2;
+    constexpr int kMany = R == 1 ? 4 : 2;                               // bf16: R * N sums and little else
+    constexpr int kFew = Isa::kRegisters >= 32 ? kMany : R == 1 ? 4 : R == 2 ? 2 : 1;  // quantised: dots as well
     int b = 0;
-    for (; b + N <= count; b += N) product_tile<R, N>(w, block + b, x, out + b * L, stride);
+    if (quantised(w.format))
+        for (; b + kFew <= count; b += kFew) product_tile<R, kFew>(w, block + b, x, out + b * L, stride);
+    else
+        for (; b + kMany <= count; b += kMany) product_tile<R, kMany>(w, block + b, x, out + b * L, stride);
     for (; b < count; ++b) product_tile<R, 1>(w, block + b, x, out + b * L, stride);
 }
 

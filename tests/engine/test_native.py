@@ -1,0 +1,226 @@
+"""The native executor: right up to its rounding, and the same bits for a row whatever runs beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from drafters.ngram import NgramDrafter
+from engine.batch import VerificationBatch
+from engine.models.config import ModelConfig
+from engine.models.decoder import FusedDecoder
+from engine.native import library as native_library
+from engine.native.library import NativeError, supported
+from engine.native.weights import Rows, as_bf16
+from engine.native_executor import NativeExecutor, _address, runs_natively
+from engine.torch_executor import TorchExecutor
+from tests.engine.harness import VOCAB, Engine, hf_model
+from tests.engine.test_forward import item
+
+pytestmark = pytest.mark.skipif(not supported(), reason="the kernels were not built")
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+FAMILIES = {
+    "llama": {},
+    "llama-tied": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 9},
+    "qwen2": {},
+    "qwen3": {},
+}
+BLOCK = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+
+
+def tiny(name: str):
+    """(config, tensors rounded to bf16) of a tiny random model that the kernels run."""
+    model = hf_model(name.partition("-")[0], initializer_range=0.15, **SHAPE, **FAMILIES[name])
+    config = ModelConfig.from_dict(model.config.to_dict())
+    assert runs_natively(config) is None
+    tensors = {
+        key: value.to(torch.bfloat16).float() if value.ndim > 1 else value
+        for key, value in model.state_dict().items()
+    }
+    return config, tensors
+
+
+def executor(name: str, kernels: str | None = None, threads: int = 2) -> NativeExecutor:
+    config, tensors = tiny(name)
+    return NativeExecutor(config, as_bf16(tensors.items()), 40, threads, 512, kernels)
+
+
+def random_blocks(kind: str, count: int, cols: int, rng: np.random.Generator):
+    """Random rows in GGUF's form, and their values."""
+    import gguf
+
+    blocks = rng.integers(0, 256, (count, cols // 32, BLOCK[kind]), dtype=np.uint8)
+    halves = 2 if kind == "Q4_1" else 1
+    scales = rng.uniform(-0.1, 0.1, (count, cols // 32, halves)).astype(np.float16)
+    blocks[:, :, : 2 * halves] = scales.view(np.uint8).reshape(count, cols // 32, 2 * halves)
+    rows = blocks.reshape(count, -1)
+    return rows, gguf.dequantize(rows, gguf.GGMLQuantizationType[kind])
+
+
+@pytest.mark.parametrize("kernels", supported())
+@pytest.mark.parametrize("kind", ["BF16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
+def test_products_equal_the_dequantised_product(kernels, kind, rows):
+    rng = np.random.default_rng(3)
+    count, cols = 75, 96
+    native = executor("llama", kernels)
+    if kind == "BF16":
+        values = torch.randn(count, cols).to(torch.bfloat16)
+        data, values = values.view(torch.int16).numpy().view(np.uint8), values.float().numpy()
+    else:
+        data, values = random_blocks(kind, count, cols, rng)
+    bias = rng.normal(size=count).astype(np.float32)
+    code = {"BF16": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}[kind]
+    data = np.ascontiguousarray(data)
+    status = native._library.dspark_set_matrix(
+        native._handle, 0, 3, code, _address(data), count, cols, _address(bias)
+    )
+    assert status == 0
+    x = rng.normal(size=(rows, cols)).astype(np.float32)
+    out = np.empty((rows, count), dtype=np.float32)
+    native._library.dspark_product(native._handle, 0, 3, _address(x), rows, _address(out))
+    if kind != "BF16":  # the kernels round activations to 8 bits in groups of 32
+        groups = x.reshape(rows, -1, 32)
+        scale = np.abs(groups).max(-1, keepdims=True) / 127
+        x = (np.rint(groups / scale) * scale).reshape(rows, cols).astype(np.float32)
+    wanted = x.astype(np.float64) @ values.astype(np.float64).T + bias
+    assert np.abs(out - wanted).max() < 2e-4 * max(1.0, np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kernels", supported())
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_features_equal_the_torch_executors(name, kernels):
+    config, tensors = tiny(name)
+    torch_side = TorchExecutor(FusedDecoder(config, tensors.items(), torch.float32), 40, 16)
+    native = NativeExecutor(config, as_bf16(tensors.items()), 40, 2, 512, kernels)
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(0, VOCAB, size).astype(np.int32) for size in (301, 40))
+    pages = rng.permutation(40).astype(np.int32)
+    first = VerificationBatch((item(a, 0, 290, pages[:20], sample=False), item(b, 0, 33, pages[20:24])))
+    second = VerificationBatch(
+        (item(a, 290, 11, pages[:20]), item(b[:34], 33, 7, pages[20:24], draft=b[34:40].tolist()))
+    )
+    for batch in (first, second):
+        wanted, got = torch_side.forward(batch, (0, -1)), native.forward(batch, (0, -1))
+        # K and V are kept in bf16, which is the whole difference
+        assert (got.logits - wanted.logits).abs().max() < 0.03 * wanted.logits.abs().max()
+        assert (got.features - wanted.features).abs().max() < 0.03 * wanted.features.abs().max()
+
+
+def quantised_weights(config: ModelConfig, tensors: dict[str, torch.Tensor]):
+    """The matrices in Q4_1 blocks (embedding and head in Q8_0), as GGUF would hold them."""
+    import gguf
+
+    weights = as_bf16(tensors.items())
+    for name, value in weights.items():
+        if isinstance(value, Rows):
+            kind = "Q8_0" if name in ("embed_tokens.weight", "lm_head.weight") else "Q4_1"
+            full = tensors.get(f"model.{name}", tensors.get(name)).numpy()
+            rows = gguf.quantize(full, gguf.GGMLQuantizationType[kind])
+            weights[name] = Rows(kind, np.ascontiguousarray(rows).view(np.uint8), value.cols)
+    return weights
+
+
+@pytest.mark.parametrize("quantised", [False, True], ids=["bf16", "q4_1"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+def test_a_rows_bits_depend_on_nothing_but_its_context(name, quantised):
+    """Random batches on two threads and other pages, against each row alone on one thread."""
+    config, tensors = tiny(name)
+    weights = quantised_weights(config, tensors) if quantised else as_bf16(tensors.items())
+    alone = NativeExecutor(config, weights, 40, 1, 512)
+    crowd = NativeExecutor(config, weights, 60, 2, 512)
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(0, VOCAB, size).astype(np.int32) for size in (290, 61, 34, 17, 16)]
+    expected = []
+    for text in texts:  # one row at a time
+        pages = rng.permutation(40)[:19].astype(np.int32)
+        rows = [
+            alone.forward(VerificationBatch((item(text[: i + 1], i, 1, pages),))).logits[0]
+            for i in range(len(text))
+        ]
+        expected.append(torch.stack(rows))
+    for _ in range(25):
+        shuffled = rng.permutation(60).astype(np.int32)
+        pages, at = [], 0
+        for text in texts:
+            need = -(-len(text) // 16)
+            pages.append(shuffled[at : at + need])
+            at += need
+        done = [0] * len(texts)
+        while any(d < len(text) for d, text in zip(done, texts, strict=True)):
+            items, wanted = [], []
+            for index in rng.permutation(len(texts))[: rng.integers(1, len(texts) + 1)]:
+                left = len(texts[index]) - done[index]
+                if not left:
+                    continue
+                count = int(min(left, rng.choice([1, 2, 3, 5, 8, 40])))
+                start, end = done[index], done[index] + count
+                block = texts[index][start + 1 : end].tolist()
+                items.append(item(texts[index][: start + 1], start, count, pages[index], draft=block))
+                wanted.append(expected[index][start:end])
+                done[index] = end
+            if items:
+                logits = crowd.forward(VerificationBatch(tuple(items))).logits
+                assert torch.equal(logits, torch.cat(wanted))
+
+
+def test_texts_are_bit_identical_with_speculation_and_in_a_crowd():
+    config, tensors = tiny("llama")
+    weights = as_bf16(tensors.items())
+
+    def texts(policy: str, names: range):
+        drafter = NgramDrafter(1, 3) if policy != "off" else None
+        engine = Engine(
+            FusedDecoder(config, tensors.items(), torch.float32),
+            drafter,
+            policy,
+            num_pages=40,
+            page_size=16,
+            wrap=lambda _: NativeExecutor(config, weights, 40, 2, 512),
+        )
+        for index in names:
+            seed = {} if index % 3 == 0 else {"seed": index}
+            temperature = 0.0 if index % 3 == 0 else 1.0
+            engine.add(
+                str(index),
+                [3 + index, 5, 7] * 3,
+                max_tokens=60,
+                temperature=temperature,
+                ignore_eos=True,
+                **seed,
+            )
+        engine.run()
+        return engine.texts()
+
+    crowd = texts("fixed:4", range(9))
+    assert crowd == texts("off", range(9))
+    for index in range(9):
+        assert texts("off", range(index, index + 1))[str(index)] == crowd[str(index)]
+
+
+def test_a_bad_call_is_an_error_and_not_a_crash():
+    config, tensors = tiny("llama")
+    weights = as_bf16(tensors.items())
+    with pytest.raises(NativeError, match="does not run"):
+        NativeExecutor(config, weights, 8, 1, 64, "no-such-kernels")
+    del weights["layers.1.mlp.up_proj.weight"]
+    with pytest.raises(NativeError, match="up_proj"):
+        NativeExecutor(config, weights, 8, 1, 64)
+    native = executor("llama")
+    with pytest.raises(NativeError, match="rotary"):
+        native.forward(VerificationBatch((item(np.zeros(600), 599, 1, np.arange(40)),)))
+
+
+def test_without_the_library_models_do_not_run_natively(monkeypatch):
+    monkeypatch.setattr(native_library, "library", lambda: None)
+    config, _ = tiny("llama")
+    assert "not built" in str(runs_natively(config))
