@@ -17,7 +17,7 @@ serve: env ## Serve the default model on http://127.0.0.1:8000 (flags in ARGS)
 	@exec $(BIN)/dspark serve $(ARGS)
 
 test: env-dev ## Run all tests (pytest's flags in ARGS)
-	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup $(ARGS)
+	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile $(ARGS)
 
 lint: env-dev ## Check style and types: ruff, mypy
 	$(BIN)/ruff check .

@@ -23,6 +23,8 @@ log = logging.getLogger("dspark.engine")
 
 #: steps in a row that may fail before the engine gives up
 _FATAL_FAILURES = 5
+#: seconds that the step in flight gets to end when everything has been aborted
+_LAST_STEP = 10.0
 
 
 class QueueFull(RuntimeError):
@@ -159,7 +161,8 @@ class AsyncEngine:
                 await asyncio.wait_for(self._idle.wait(), timeout)
             for request_id in list(self._streams):
                 self.abort(request_id)
-            await self._idle.wait()
+            with contextlib.suppress(TimeoutError):  # a worker call that never returns must not keep us
+                await asyncio.wait_for(self._idle.wait(), _LAST_STEP)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

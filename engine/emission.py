@@ -39,6 +39,8 @@ def emit(sequence: Sequence, verdict: Verdict, eos_ids: frozenset[int]) -> Emiss
         text += stream.finish()
     if stream.stopped_by is not None:
         finish, reason = "stop", stream.stopped_by
-    elif verdict.stop_token is not None and verdict.stop_token not in eos_ids:
+    elif verdict.stop_token is not None and (
+        verdict.stop_token not in eos_ids or sequence.state.params.ignore_eos
+    ):
         reason = verdict.stop_token
     return Emission(text, tokens, verdict.logprobs[: len(tokens)], finish, reason)

@@ -29,6 +29,7 @@ from engine.outputs import (
 )
 from engine.page_table import PageTable
 from engine.pages import PagePool
+from engine.params import ParamError
 from engine.request import ActiveRequest, Request
 from engine.sequence import Sequence, Status
 from engine.step_stats import step_stats
@@ -71,7 +72,9 @@ class EngineLoop:
     # ---- requests come and go
 
     def add(self, request: Request) -> ActiveRequest:
-        """Queue a request. Raises ParamError when it can never run."""
+        """Queue a request. Raises ParamError when it can never run or its id is in use."""
+        if request.request_id in self.requests:
+            raise ParamError("request_id", f"request id {request.request_id!r} is in use")
         active = self.intake.accept(request, self.clock())
         self.requests[request.request_id] = active
         for sequence in active.sequences:

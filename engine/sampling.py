@@ -134,7 +134,8 @@ def _filter(p: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     if bool((equal.sum(-1) > ties).any()):  # some ties go: the lowest ids stay
         equal &= equal.cumsum(-1) <= ties[:, None]
     p = torch.where(above | equal, p, 0.0)
-    return p / p.sum(-1, keepdim=True)
+    # Row by row: torch adds up a single long row in another order than one of many.
+    return p / torch.stack([row.sum() for row in p])[:, None]
 
 
 def _kept(row: torch.Tensor, top: torch.Tensor, params: SamplingParams) -> int | None:
@@ -151,7 +152,8 @@ def _kept(row: torch.Tensor, top: torch.Tensor, params: SamplingParams) -> int |
     if params.top_k > 0:
         count = min(count, params.top_k)
     if params.top_p < 1.0:
-        if count <= k:
+        # Each way of summing depends on the row's own parameters only: how far `top` reaches depends on others'.
+        if params.top_k > 0:
             mass = float(top[:count].sum(dtype=torch.float64))
         elif params.min_p > 0.0:
             mass = float(row[row >= params.min_p * top[0]].sum(dtype=torch.float64))

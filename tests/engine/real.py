@@ -48,7 +48,11 @@ def parts() -> Any:
     from server.wiring import build_parts
 
     settings = Settings(
-        dtype="float32", num_pages=1024, max_num_seqs=32, speculative_config={"method": "ngram"}
+        dtype="float32",
+        num_pages=1024,
+        max_num_seqs=32,
+        threads=1,  # tests run side by side, and threads that wait for a busy core are very slow
+        speculative_config={"method": "ngram"},
     )
     return build_parts(settings, NullObserver(), print)
 

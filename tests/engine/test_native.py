@@ -221,6 +221,6 @@ def test_a_bad_call_is_an_error_and_not_a_crash():
 
 
 def test_without_the_library_models_do_not_run_natively(monkeypatch):
-    monkeypatch.setattr(native_library, "library", lambda: None)
     config, _ = tiny("llama")
+    monkeypatch.setattr(native_library, "library", lambda: None)
     assert "not built" in str(runs_natively(config))

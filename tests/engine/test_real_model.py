@@ -12,7 +12,7 @@ import torch
 from engine.noise import gumbels, row_keys
 from tests.engine import real
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("real")]
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 #: logits closer than this count as equal
 NEAR_TIE = 1e-3

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("served")]
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
