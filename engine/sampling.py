@@ -152,7 +152,7 @@ def _kept(row: torch.Tensor, top: torch.Tensor, params: SamplingParams) -> int |
     if params.top_k > 0:
         count = min(count, params.top_k)
     if params.top_p < 1.0:
-        # Each way of summing depends on the row's own parameters only: how far `top` reaches depends on others'.
+        # How to sum depends on the row's own parameters; how far `top` reaches depends on others'.
         if params.top_k > 0:
             mass = float(top[:count].sum(dtype=torch.float64))
         elif params.min_p > 0.0:

@@ -39,7 +39,8 @@ def test_precedence(tmp_path: Path) -> None:
 
 def test_every_field_has_flag_variable_and_key(tmp_path: Path) -> None:
     examples: dict[str, Any] = {
-        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 6}', "verify_policy": "fixed:3", "dtype": "float32",
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 6}',
+        "verify_policy": "fixed:3", "dtype": "float32",
         "executor": "torch", "quantization": "gguf",
         "uvicorn_log_level": "debug", "chat_template": "{{ messages }}", "metrics_prefix": "x:",
     }  # fmt: skip
