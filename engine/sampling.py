@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.native.library import library
 from engine.noise import gumbels
 from engine.params import SamplingParams
 
@@ -199,9 +200,20 @@ def _locate(cdf: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torc
 def coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """argmax(log p + G) of each row, ties to the lowest id (spec: coupled sampling).
 
-    p [n, V] probabilities, keys [n, 2] from `row_keys`. Returns [n] int64. Row by row, so that the work
-    stays in the cache and only tokens that can win cost anything.
+    p [n, V] probabilities, keys [n, 2] from `row_keys`. Returns [n] int64. The native library does it where
+    it is there and p is fp32 on the CPU; it hashes and rounds as `gumbels` does.
     """
+    native = library()
+    if native is not None and p.dtype == torch.float32 and p.device.type == "cpu":
+        p, keys = p.contiguous(), keys.contiguous()
+        out = torch.empty(p.shape[0], dtype=torch.int64)
+        native.dspark_coupled_argmax(p.data_ptr(), *p.shape, keys.data_ptr(), out.data_ptr())
+        return out
+    return _coupled_argmax(p, keys)
+
+
+def _coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The same in torch: row by row, so that the work stays in the cache, over the tokens that can win."""
     picked = []
     for row, key in zip(p, keys, strict=True):
         support = (row > _HOPELESS * row.max()).nonzero()[:, 0]

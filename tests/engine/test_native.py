@@ -224,3 +224,17 @@ def test_without_the_library_models_do_not_run_natively(monkeypatch):
     config, _ = tiny("llama")
     monkeypatch.setattr(native_library, "library", lambda: None)
     assert "not built" in str(runs_natively(config))
+
+
+@pytest.mark.parametrize("vocab", [3, 64, 65, 49152])
+def test_coupled_argmax_equals_torchs(vocab):
+    from engine.noise import row_keys
+    from engine.sampling import _coupled_argmax, coupled_argmax
+
+    torch.manual_seed(0)
+    rows = 60
+    p = torch.softmax(torch.randn(rows, vocab) * torch.linspace(0.1, 6, rows)[:, None], -1)
+    p[::3] *= (torch.rand(p[::3].shape) < 0.5).float()  # filtered rows
+    p[:, 0] += 1e-9
+    keys = row_keys(torch.arange(rows), torch.arange(rows), torch.arange(rows))
+    assert torch.equal(coupled_argmax(p, keys), _coupled_argmax(p, keys))

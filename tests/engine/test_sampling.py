@@ -115,6 +115,14 @@ def test_a_tiny_top_p_keeps_one_token() -> None:
     assert kept(process([0.0] * 1000, SamplingParams(top_p=1e-9))) == [0]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_nucleus_that_is_reached_exactly_is_enough(count: int) -> None:
+    """Four even tokens of exactly 1/4, alone and below a min-p that forbids the fifth."""
+    assert kept(process([0.0] * 4, SamplingParams(top_p=count / 4))) == list(range(count))
+    assert kept(process([0.0] * 4 + [-9.0], SamplingParams(top_p=count / 4, min_p=0.5))) == list(range(count))
+    assert kept(process([0.0] * 4 + [-9.0], SamplingParams(top_p=count / 4, top_k=4))) == list(range(count))
+
+
 def test_a_min_p_of_one_keeps_the_ties_at_the_top() -> None:
     assert kept(process([2.0, 1.0, 2.0, 1.999], SamplingParams(min_p=1.0))) == [0, 2]
 
