@@ -108,6 +108,19 @@ def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
 
 
 def _filter(p: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Filter each row [n, V]: in the native library for fp32 on the CPU, else in torch."""
+    native = library()
+    if native is None or p.dtype != torch.float32 or p.device.type != "cpu":
+        return _torch_filter(p, params)
+    p = p.contiguous()
+    top_k = torch.tensor([max(q.top_k, 0) for q in params], dtype=torch.int32)
+    top_p = torch.tensor([q.top_p for q in params], dtype=torch.float64)
+    min_p = torch.tensor([q.min_p for q in params], dtype=torch.float64)
+    native.dspark_filter(p.data_ptr(), *p.shape, top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr())
+    return p
+
+
+def _torch_filter(p: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Min-p, top-k and top-p as cut-offs on each row: keep what lies above, and the first ties at it.
 
     All three keep a prefix of the row sorted by probability, so the row is never sorted whole unless the

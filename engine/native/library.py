@@ -22,6 +22,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER],
     ),
     "dspark_coupled_argmax": (None, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
+    "dspark_filter": (None, [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER]),
     "dspark_product": (_INT, [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER]),
 }
 

@@ -238,3 +238,30 @@ def test_coupled_argmax_equals_torchs(vocab):
     p[:, 0] += 1e-9
     keys = row_keys(torch.arange(rows), torch.arange(rows), torch.arange(rows))
     assert torch.equal(coupled_argmax(p, keys), _coupled_argmax(p, keys))
+
+
+@pytest.mark.parametrize("vocab", [2, 5, 300, 49152])
+def test_filters_equal_torchs(vocab):
+    from engine.params import SamplingParams
+    from engine.sampling import _filter, _torch_filter
+
+    rng = np.random.default_rng(vocab)
+    torch.manual_seed(vocab)
+    for width in (0.0, 0.3, 2.0, 8.0):
+        for coarse in (False, True):  # coarse logits make ties
+            logits = torch.randn(12, vocab) * width
+            logits = logits.round() if coarse else logits
+            logits[:, rng.integers(0, vocab, vocab // 3)] = -torch.inf
+            logits[:, 0] = 0.0
+            params = [
+                SamplingParams(
+                    top_k=int(rng.choice([0, 1, 3, 50, vocab])),
+                    top_p=float(rng.choice([1.0, 0.95, 0.5, 1e-6])),
+                    min_p=float(rng.choice([0.0, 0.0, 0.1, 1.0])),
+                )
+                for _ in range(12)
+            ]
+            p = torch.softmax(logits, -1)
+            ours, wanted = _filter(p.clone(), params), _torch_filter(p.clone(), params)
+            assert torch.equal(ours > 0, wanted > 0)
+            assert torch.allclose(ours, wanted, rtol=1e-5, atol=0)

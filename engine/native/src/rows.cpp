@@ -1,7 +1,11 @@
 // Work on rows of the vocabulary after the head.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <limits>
+#include <vector>
 
 #if defined(DSPARK_X86) && defined(__GNUC__) && !defined(__clang__)
 #define DSPARK_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -75,6 +79,114 @@ int64_t coupled_argmax(const float* p, int size, uint32_t key0, uint32_t key1) {
     return token;
 }
 
+// ---- filters
+
+// The largest values of a row, found through a histogram of their leading bits; only the bins in which a cut falls are
+// ever sorted. All values are >= 0, so their bit patterns are ordered as they are.
+class Ranking {
+  public:
+    struct Cut {
+        int kept = 0;         // how many of the largest values stay
+        float least = 0.0f;   // the smallest of them
+        int ties = 0;         // how many values equal to it stay
+        double mass = 0.0;
+    };
+
+    Ranking(const float* p, int size) : p_(p), size_(size), count_(kBins), mass_(kBins) {
+        for (int i = 0; i < size; ++i) {
+            const int bin = bin_of(p[i]);
+            ++count_[bin];
+            mass_[bin] += p[i];
+        }
+    }
+
+    // The n largest (all, if there are fewer).
+    Cut by_count(int n) const {
+        return walk([n](const Cut& cut, float) { return cut.kept < n; });
+    }
+    // The fewest whose mass reaches `target`, at least one.
+    Cut by_mass(double target) const {
+        return walk([target](const Cut& cut, float) { return cut.kept == 0 || cut.mass < target; });
+    }
+    // All that are at least `floor`.
+    Cut by_floor(float floor) const {
+        return walk([floor](const Cut&, float value) { return value >= floor; });
+    }
+
+  private:
+    static constexpr int kBins = 4096;  // sign (always 0), exponent and 4 bits of mantissa
+
+    static int bin_of(float value) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        return static_cast<int>(bits >> 19) & (kBins - 1);
+    }
+
+    static float least_of(int bin) {
+        const uint32_t bits = static_cast<uint32_t>(bin) << 19;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+
+    // Take values in descending order while `goes_on(so far, next)`; it must not come true again.
+    template <class Test>
+    Cut walk(Test goes_on) const {
+        Cut cut;
+        std::vector<float> values;
+        for (int bin = kBins - 1; bin >= 0; --bin) {
+            if (count_[bin] == 0) continue;
+            Cut whole = cut;  // if even the bin's least value would still be taken last, the bin goes as a whole
+            whole.kept += count_[bin] - 1;
+            whole.mass += mass_[bin];
+            if (bin > 0 && goes_on(whole, least_of(bin))) {
+                ++whole.kept;
+                whole.least = least_of(bin);
+                whole.ties = size_;  // whatever equals it is in this bin, and stays
+                cut = whole;
+                continue;
+            }
+            values.clear();
+            for (int i = 0; i < size_; ++i)
+                if (bin_of(p_[i]) == bin) values.push_back(p_[i]);
+            std::sort(values.begin(), values.end(), std::greater<float>());
+            for (const float value : values) {
+                if (!goes_on(cut, value)) return cut;
+                cut.ties = cut.kept > 0 && value == cut.least ? cut.ties + 1 : 1;
+                cut.least = value;
+                cut.mass += value;
+                ++cut.kept;
+            }
+        }
+        return cut;
+    }
+
+    const float* p_;
+    const int size_;
+    std::vector<int> count_;
+    std::vector<double> mass_;
+};
+
+// Min-p, top-k and top-p on one row, in place, as engine/sampling.py defines them; then normalised.
+void filter_row(float* p, int size, int top_k, double top_p, double min_p) {
+    const Ranking ranking(p, size);
+    Ranking::Cut cut;
+    cut.kept = size, cut.mass = 1.0, cut.ties = size;  // least is 0: everything stays
+    if (min_p > 0.0) cut = ranking.by_floor(static_cast<float>(min_p) * *std::max_element(p, p + size));
+    if (top_k > 0 && top_k < cut.kept) cut = ranking.by_count(top_k);
+    if (top_p < 1.0) {
+        const Ranking::Cut nucleus = ranking.by_mass(top_p * cut.mass);
+        if (nucleus.kept < cut.kept) cut = nucleus;
+    }
+    double sum = 0.0;
+    for (int i = 0, ties = cut.ties; i < size; ++i) {
+        if (p[i] < cut.least || (p[i] == cut.least && ties-- <= 0)) p[i] = 0.0f;
+        sum += p[i];
+    }
+    const float total = static_cast<float>(sum);
+    for (int i = 0; i < size; ++i) p[i] /= total;
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -84,6 +196,12 @@ extern "C" {
 void dspark_coupled_argmax(const float* p, int rows, int size, const uint32_t* keys, int64_t* out) {
     for (int r = 0; r < rows; ++r)
         out[r] = coupled_argmax(p + static_cast<int64_t>(r) * size, size, keys[2 * r], keys[2 * r + 1]);
+}
+
+// Filters of each row, in place; p [rows][size], top_k [rows] (0: off), top_p and min_p [rows]
+void dspark_filter(float* p, int rows, int size, const int32_t* top_k, const double* top_p,
+                   const double* min_p) {
+    for (int r = 0; r < rows; ++r) filter_row(p + static_cast<int64_t>(r) * size, size, top_k[r], top_p[r], min_p[r]);
 }
 
 }  // extern "C"
