@@ -160,13 +160,16 @@ def _rejection(runs: list[_Run], adjusted: torch.Tensor) -> None:
             if float(run.accept_u[done]) * q_x < float(p[i, x]):
                 run.emit(x, accepted=True)
                 continue
-            residual = p[i].clone()
-            if q is None:
-                residual[x] = 0.0
+            if q is None and float(p[i, x]) < 0.999:
+                p[i, x] = 0.0  # what is left is the residual; it has mass, and is normalised by the draw
             else:
-                residual = (residual - q).clamp_min_(0.0)
-            if float(residual.sum()) > 0.0:  # else p equals q up to rounding, and p itself is right
-                p[i] = residual
+                residual = p[i].clone()
+                if q is None:
+                    residual[x] = 0.0
+                else:
+                    residual = (residual - q).clamp_min_(0.0)
+                if float(residual.sum()) > 0.0:  # else p equals q up to rounding, and p itself is right
+                    p[i] = residual
         correct.append(i)
     if correct:
         weights = p if len(correct) == len(runs) else p[correct]
