@@ -10,6 +10,8 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1 VENV=/opt/dspark
+# A compiler for the native kernels; it stays behind in this stage.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 
 # The dependencies have a layer of their own, so that a change to the code does not install them again.
 ARG TORCH=cpu
@@ -18,7 +20,7 @@ COPY requirements requirements
 COPY deploy/make_env.sh deploy/
 RUN bash deploy/make_env.sh deps
 
-COPY README.md LICENSE ./
+COPY README.md LICENSE setup.py ./
 COPY scheduler scheduler
 COPY engine engine
 COPY drafters drafters

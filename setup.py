@@ -45,7 +45,8 @@ setup(
             define_macros=[("DSPARK_X86", "1")] if X86 else [],
             # -ffp-contract=off: a sum must not depend on what the compiler likes to fuse where.
             extra_compile_args=["-std=c++17", "-O3", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"],
-            extra_link_args=["-pthread"],
+            # Its own C++ runtime inside, so that it runs where no compiler was ever installed.
+            extra_link_args=["-pthread", "-static-libstdc++", "-static-libgcc"],
             optional=True,
         )
     ],

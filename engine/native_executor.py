@@ -17,7 +17,7 @@ import torch
 from engine.batch import ForwardOutput, VerificationBatch
 from engine.models.config import ModelConfig
 from engine.models.decoder import rope_frequencies
-from engine.native.library import NativeError, check, library, supported
+from engine.native.loader import NativeError, check, library, supported
 from engine.native.weights import FORMATS, Rows, Weights
 
 PAGE_SIZE = 16  # fixed in the kernels

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.native.library import library
+from engine.native.loader import library
 from engine.noise import gumbels
 from engine.params import SamplingParams
 

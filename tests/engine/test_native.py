@@ -10,8 +10,8 @@ from drafters.ngram import NgramDrafter
 from engine.batch import VerificationBatch
 from engine.models.config import ModelConfig
 from engine.models.decoder import FusedDecoder
-from engine.native import library as native_library
-from engine.native.library import NativeError, supported
+from engine.native import loader as native_library
+from engine.native.loader import NativeError, supported
 from engine.native.weights import Rows, as_bf16
 from engine.native_executor import NativeExecutor, _address, runs_natively
 from engine.torch_executor import TorchExecutor
