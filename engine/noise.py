@@ -67,8 +67,8 @@ def uniforms(
 ) -> torch.Tensor:
     """Uniforms in [0, 1) with 53 bits: [n, slots] float64.
 
-    streams [n, 4], positions [n] (absolute position of the anchor), rounds [n]: int64. Different
-    (stream, position, round, slot, purpose) give independent numbers.
+    streams [n, 4], positions [n] (absolute position of the anchor), rounds [n]: int64. Within a
+    stream, different (position, round, slot, purpose) give independent numbers; streams are random.
     """
     n = streams.shape[0]
     slot = torch.arange(slots, dtype=torch.int64, device=streams.device)

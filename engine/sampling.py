@@ -214,7 +214,7 @@ def coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """argmax(log p + G) of each row, ties to the lowest id (spec: coupled sampling).
 
     p [n, V] probabilities, keys [n, 2] from `row_keys`. Returns [n] int64. The native library does it where
-    it is there and p is fp32 on the CPU; it hashes and rounds as `gumbels` does.
+    it is there and p is fp32 on the CPU; same uniforms, logarithms equal to the last bit or so.
     """
     native = library()
     if native is not None and p.dtype == torch.float32 and p.device.type == "cpu":

@@ -3,9 +3,9 @@
 `verify` reads its uniforms from `engine.noise.uniforms`. Here they come from a table instead: each uniform
 that a run reads is split into cells of [0, 1), one run of the real code per cell, weighted by its width.
 The edges of the cells are the places where a correct implementation may change its mind (p/q for an
-acceptance, the cumulative sums for a draw), with a cell `DELTA` wide on either side of each, so that an
+acceptance, the cumulative sums for a draw), with a narrow cell on either side of each, so that an
 implementation that is constant within its cells is exact, and one whose thresholds are off by more than
-DELTA is off by at least DELTA in the result. A uniform grid beside that (`grid`) measures wrong variants.
+such a cell is off by at least its width. A uniform grid beside that (`grid`) measures wrong variants.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from engine.params import SamplingParams
 from engine.sampling import SamplingState
 from tests.engine.plain_law import adjusted, filtered, plain_law
 
-DELTA = 1e-9
 CHUNK = 4096
+#: width of the cells beside an edge: far above rounding, far below what a mistake could be
+DELTA = {torch.float64: 1e-9, torch.float32: 2e-5}
 
 Text = tuple[int, ...]
 Law = dict[Text, float]
@@ -182,11 +183,11 @@ def sixteenths(law: Sequence[float]) -> list[float]:
     return list((parts / 16).tolist())
 
 
-def cells(edges: Sequence[float], grid: int, purpose: Purpose) -> list[tuple[float, float]]:
+def cells(edges: Sequence[float], delta: float, grid: int, purpose: Purpose) -> list[tuple[float, float]]:
     """Cells of [0, 1) as (a uniform inside, width). The first acceptance cell is represented by 0."""
     marks = {i / grid for i in range(grid + 1)}
     for edge in edges:
-        marks |= {mark for mark in (edge - DELTA, edge, edge + DELTA) if 0.0 < mark < 1.0}
+        marks |= {mark for mark in (edge - delta, edge, edge + delta) if 0.0 < mark < 1.0}
     result = [((a + b) / 2, b - a) for a, b in itertools.pairwise(sorted(marks))]
     if purpose is Purpose.ACCEPT:
         result[0] = (0.0, result[0][1])
@@ -225,6 +226,7 @@ class Enumeration:
     alias: Callable[[Read], Read] = lambda read: read
     filler: float = 0.5
     together: int = CHUNK
+    dtype: torch.dtype = torch.float64
 
     def emitted(self, cases: Sequence[tuple[DraftBlock, int]]) -> list[Law]:
         """For each block and verify length, the law of the tokens that one round emits."""
@@ -248,7 +250,7 @@ class Enumeration:
         for read in needed:
             if self.alias(read) == split:
                 edges.update(self.world.edges(read, branch.block, branch.verify))
-        for u, width in cells(sorted(edges), self.grid, split[0]):
+        for u, width in cells(sorted(edges), DELTA[self.dtype], self.grid, split[0]):
             yield replace(branch, weight=branch.weight * width, fixed={**branch.fixed, split: u})
 
     def law(self, length: Callable[[Text], int], horizon: int | None = None) -> Law:
@@ -297,7 +299,7 @@ class Enumeration:
             return torch.tensor(table, dtype=torch.float64)
 
         with mock.patch.object(verification, "uniforms", uniforms):
-            return verification.verify(items, torch.tensor(rows, dtype=torch.float64))
+            return verification.verify(items, torch.tensor(rows, dtype=self.dtype))
 
 
 def check(world: World, block: DraftBlock, verify: int, verdict: Verdict) -> None:

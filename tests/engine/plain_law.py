@@ -38,7 +38,7 @@ def adjusted(
 def filtered(logits: Sequence[float], params: SamplingParams) -> tuple[list[float], float]:
     """The law of adjusted logits, and by how much the closest decision of a filter was taken.
 
-    A margin near zero means that rounding may decide otherwise.
+    A margin near zero means that rounding may decide otherwise. It is relative for min-p, absolute for top-p.
     """
     top = max(logits)
     if params.temperature == 0.0:
@@ -52,7 +52,7 @@ def filtered(logits: Sequence[float], params: SamplingParams) -> tuple[list[floa
     margin = math.inf
     if params.min_p > 0.0:
         least = params.min_p * p[ranked[0]]
-        margin = min((abs(w - least) for w in p if w != least), default=margin)
+        margin = min((abs(w / least - 1.0) for w in p if w != least), default=margin)
         ranked = [token for token in ranked if p[token] >= least]
     if params.top_k > 0:
         ranked = ranked[: params.top_k]

@@ -14,6 +14,7 @@ from scipy import stats
 
 from engine import noise
 from engine.noise import Purpose, gumbels, philox, row_keys, split_stream, uniforms
+from tests.engine.hashing import signed, unmix
 
 #: a statistical test with a fixed seed fails by chance with this probability
 ERROR_RATE = 1e-4
@@ -71,6 +72,8 @@ def test_philox_gives_the_published_answers(counter: str, key: str, expected: st
     assert philox(words(counter), words(key)).tolist() == words(expected).tolist()
     rows = philox(words(counter).expand(3, 2, 4), words(key).expand(3, 2, 2))
     assert (rows == words(expected)).all()
+    elsewhere = noise._rounds(*words(counter).unbind(-1), *words(key).unbind(-1))  # as on a GPU
+    assert torch.stack(elsewhere).tolist() == words(expected).tolist()
 
 
 def test_a_stream_splits_into_its_words() -> None:
@@ -168,6 +171,13 @@ def test_seed_plus_choice_does_not_overlap() -> None:
     assert (a != b).mean() > 0.99
 
 
+def test_the_hash_is_a_bijection() -> None:
+    """So no two tokens of a row share their noise."""
+    rng = np.random.default_rng(0)
+    words = [0, 1, 2**15, 2**16, 2**30, 2**31, 2**32 - 1, *rng.integers(0, 2**32, 5000).tolist()]
+    assert torch.equal(noise._mix(signed([unmix(word) for word in words])), signed(words))
+
+
 def identity_hash() -> mock._patch[Callable[..., torch.Tensor]]:
     """Makes the 32-bit hash of a token the token itself."""
     return mock.patch.object(noise, "_mix", lambda x: x)
@@ -176,9 +186,8 @@ def identity_hash() -> mock._patch[Callable[..., torch.Tensor]]:
 def test_gumbels_of_the_extreme_hashes_are_finite() -> None:
     """Neither E = 0 nor E = inf: the float traps. -log E with E = -log1p(-(r + .5) / 2^32)."""
     words = [0, 1, 2, 2**24 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 2**8, 2**32 - 2, 2**32 - 1]
-    signed = torch.tensor([word - (word >> 31 << 32) for word in words], dtype=torch.int32)
     with identity_hash():
-        g = gumbels(torch.zeros(1, 2, dtype=torch.int32), signed)[0]
+        g = gumbels(torch.zeros(1, 2, dtype=torch.int32), signed(words))[0]
     assert g.dtype == torch.float32
     assert g.isfinite().all()
     exact = [-math.log(-math.log1p(-(word + 0.5) / 2**32)) for word in words]

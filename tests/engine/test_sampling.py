@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from engine import sampling
 from engine.params import SamplingParams
 from engine.sampling import SamplingState, draw, probabilities
 from tests.engine.harness import one_thread  # noqa: F401
@@ -61,6 +63,49 @@ def test_filters_do_what_their_plain_restatement_says(logits: list[float], param
     expected, margin = filtered(logits, params)
     assume(margin > 1e-9)
     assert_same_law(process(logits, params), expected)
+
+
+@pytest.fixture(params=["native", "torch"])
+def single(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Filters of fp32 rows in the kernels, or in torch."""
+    if request.param == "native" and sampling.library() is None:
+        pytest.skip("the kernels were not built")
+    library = sampling.library if request.param == "native" else lambda: None
+    with mock.patch.object(sampling, "library", library):
+        yield
+
+
+@settings(quick, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
+@given(st.lists(logit, min_size=1, max_size=300), filters)
+@example([0.0] * 300, SamplingParams(top_k=7))
+@example([-math.inf, 2.0, 2.0, -math.inf], SamplingParams(top_p=0.3))
+@example([1.0, 1.0, 0.0], SamplingParams(min_p=1.0))
+@example([160.0, 0.0, -160.0], SamplingParams(top_k=2))
+def test_filters_do_so_in_single_precision(single: None, logits: list[float], params: SamplingParams) -> None:
+    assume(max(logits) > -math.inf)
+    expected, margin = filtered(logits, params)
+    assume(margin > 1e-5)
+    found = probabilities(torch.tensor([logits], dtype=torch.float32), [params])[0].tolist()
+    assert sum(found) == pytest.approx(1.0, abs=1e-5)
+    assert found == pytest.approx(expected, rel=2e-4, abs=1e-7)
+    for p, q in zip(found, expected, strict=True):
+        assert (p > 0.0) == (q > 0.0) or max(p, q) < 1e-36
+
+
+def test_filters_of_wide_rows_do_so_in_single_precision(single: None) -> None:
+    rng = np.random.default_rng(5)
+    for vocab, spread in ((300, 0.1), (5000, 0.5), (5000, 6.0), (49155, 2.0)):
+        logits = (rng.normal(size=vocab) * spread).round(2).astype(np.float32)
+        for params in (
+            SamplingParams(top_k=vocab // 3),
+            SamplingParams(top_p=0.9371),
+            SamplingParams(min_p=0.01234),
+            SamplingParams(top_k=vocab // 2, top_p=0.9371, min_p=1e-4),
+        ):
+            expected = np.array(filtered(logits.tolist(), params)[0])
+            found = probabilities(torch.from_numpy(logits)[None], [params])[0].numpy()
+            assert abs((found > 0).sum() - (expected > 0).sum()) <= 1 + vocab // 10_000
+            assert 0.5 * np.abs(found - expected).sum() < 1e-4
 
 
 @pytest.mark.parametrize("vocab", [63, 64, 65, 500, 512, 513, 3000, 5000])
@@ -151,7 +196,7 @@ def test_temperature_comes_before_the_filters() -> None:
     assert kept(process(logits, SamplingParams(min_p=0.6, temperature=0.5))) == [0]
 
 
-def test_rows_in_single_precision_are_laws_too() -> None:
+def test_rows_in_single_precision_are_laws_too(single: None) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(8, 5000, generator=generator) * 4
     params = [
@@ -188,7 +233,7 @@ def mixed_params(rng: np.random.Generator, count: int, vocab: int) -> list[Sampl
 
 @pytest.mark.parametrize("vocab", [7, 100, 1000, 6000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_is_the_same_bit_for_bit_in_any_batch(vocab: int, dtype: torch.dtype) -> None:
+def test_a_row_is_the_same_bit_for_bit_in_any_batch(vocab: int, dtype: torch.dtype, single: None) -> None:
     rng = np.random.default_rng(vocab)
     logits = torch.from_numpy(rng.normal(size=(24, vocab)) * rng.uniform(0.1, 4, size=(24, 1))).to(dtype)
     params = mixed_params(rng, 24, vocab)
@@ -208,17 +253,17 @@ def threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_a_row_of_a_real_vocabulary_is_the_same_bit_for_bit_alone() -> None:
+def test_a_row_of_a_real_vocabulary_is_the_same_bit_for_bit_alone(single: None) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(8, 49152, generator=generator) * 3
+    logits = torch.randn(5, 49152, generator=generator) * 3
     with threads(2):
         for params in (SamplingParams(top_p=0.9), SamplingParams(top_k=50), SamplingParams(min_p=1e-6)):
-            together = probabilities(logits.clone(), [params] * 8)
-            for i in range(8):
+            together = probabilities(logits.clone(), [params] * 5)
+            for i in range(5):
                 assert torch.equal(together[i], probabilities(logits[i : i + 1].clone(), [params])[0])
 
 
-def test_a_nucleus_does_not_depend_on_the_top_k_of_others() -> None:
+def test_a_nucleus_does_not_depend_on_the_top_k_of_others(single: None) -> None:
     """25 tokens of 1/25: the float32 row sums to slightly less or more than 1."""
     logits = torch.full((2, 1000), -torch.inf)
     logits[:, :25] = 0.0
@@ -335,7 +380,7 @@ def draw_one(weights: list[float], u: float, dtype: torch.dtype = torch.float64)
 BELOW_ONE = 1.0 - 2.0**-53
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 255, 256, 257, 511, 512, 1000, 5000])
+@pytest.mark.parametrize("vocab", [1, 2, 255, 256, 257, 511, 512, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_draws_invert_the_cumulative_sum_at_every_edge(vocab: int, dtype: torch.dtype) -> None:
     """Whole weights whose sum is a power of two, so that u = k / sum hits every edge exactly."""
@@ -390,15 +435,30 @@ def test_draws_from_a_real_vocabulary_stay_on_tokens_with_weight() -> None:
     weights[0, -5000:] = 0.0
     weights[1, :5000] = 0.0
     cdf = weights.astype(np.longdouble).cumsum(-1)
-    rows = rng.integers(0, 4, 2000)
-    u = np.concatenate([rng.random(1990), [0.0, 0.0, 0.0, 5e-324, 2.0**-53], [BELOW_ONE] * 5])
+    rows = rng.integers(0, 4, 800)
+    u = np.concatenate([rng.random(790), [0.0, 0.0, 0.0, 5e-324, 2.0**-53], [BELOW_ONE] * 5])
     tokens = draw(torch.from_numpy(weights[rows]), torch.from_numpy(u)).numpy()
     assert (weights[rows, tokens] > 0).all()
     exact = np.array(
         [np.searchsorted(cdf[r], x * cdf[r, -1], side="right") for r, x in zip(rows, u, strict=True)]
     )
-    assert (exact != tokens).mean() < 0.001  # u within rounding of an edge
+    assert (exact != tokens).mean() < 0.003  # u within rounding of an edge
     assert np.abs(cdf[rows, tokens] - cdf[rows, np.minimum(exact, vocab - 1)]).max() < 1e-9
+
+
+def test_draws_just_below_the_end_of_a_block_stay_inside() -> None:
+    """Where two ways of summing a block differ in the last bit, and nothing follows for a while."""
+    rng = np.random.default_rng(6)
+    weights = rng.random((500, 1024)) * 10.0 ** rng.integers(-9, 1, (500, 1024))
+    weights[:, 256:700] = 0.0
+    rows = torch.from_numpy(weights)
+    for order in (rows, rows.flip(-1)):
+        ends = order.view(500, 4, 256).sum(-1).cumsum(-1)
+        edge = ends[:, 0] / ends[:, -1]
+        for _ in range(4):
+            tokens = draw(order, edge)
+            assert (order.gather(1, tokens[:, None]) > 0.0).all()
+            edge = torch.nextafter(edge, torch.zeros_like(edge))
 
 
 def test_draws_do_not_depend_on_the_batch() -> None:

@@ -29,9 +29,14 @@ inline uint32_t mix(uint32_t x) {
 
 inline uint32_t noise(uint32_t token, uint32_t key0, uint32_t key1) { return mix(mix(token ^ key0) + key1); }
 
-inline float uniform(uint32_t r) { return (static_cast<float>(r) + 0.5f) * 0x1p-32f; }
+// Rounded in the same two steps as there: the signed word, then 2^32 added.
+inline float uniform(uint32_t r) {
+    const int32_t word = static_cast<int32_t>(r);
+    const float value = static_cast<float>(word) + (word < 0 ? 4294967296.0f : 0.0f);
+    return (value + 0.5f) * 0x1p-32f;
+}
 
-// log p + G with G = -log(-log1p(-u)), as engine/noise.py computes it.
+// log p + G with G = -log(-log1p(-u)); the logarithms may differ from torch's in the last bit.
 inline float score(float p, uint32_t r) {
     const float u = std::fmin(uniform(r), 1.0f - 0x1p-24f);
     return std::log(p) - std::log(-std::log1p(-u));
