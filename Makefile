@@ -28,7 +28,7 @@ format: env-dev ## Mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: env ## Measure what this machine does (flags in ARGS)
+bench: env ## Measure the engine without HTTP (flags in ARGS)
 	@exec $(BIN)/dspark bench $(ARGS)
 
 env: ## Make the environment for serving

@@ -17,7 +17,7 @@ import torch
 from engine.batch import ForwardOutput, VerificationBatch
 from engine.models.config import ModelConfig
 from engine.models.decoder import rope_frequencies
-from engine.native.loader import NativeError, check, library, supported
+from engine.native.loader import NativeError, check, native_library, supported
 from engine.native.weights import FORMATS, Rows, Weights
 
 PAGE_SIZE = 16  # fixed in the kernels
@@ -60,7 +60,7 @@ class NativeExecutor:
         max_positions: int,
         kernels: str | None = None,
     ) -> None:
-        loaded = library()
+        loaded = native_library()
         if loaded is None or not supported():
             raise NativeError("the native kernels were not built")
         self.config = config

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.native.loader import library
+from engine.native.loader import native_library
 from engine.noise import gumbels
 from engine.params import SamplingParams
 
@@ -109,7 +109,7 @@ def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
 
 def _filter(p: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Filter each row [n, V]: in the native library for fp32 on the CPU, else in torch."""
-    native = library()
+    native = native_library()
     if native is None or p.dtype != torch.float32 or p.device.type != "cpu":
         return _torch_filter(p, params)
     p = p.contiguous()
@@ -216,7 +216,7 @@ def coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     p [n, V] probabilities, keys [n, 2] from `row_keys`. Returns [n] int64. The native library does it where
     it is there and p is fp32 on the CPU; same uniforms, logarithms equal to the last bit or so.
     """
-    native = library()
+    native = native_library()
     if native is not None and p.dtype == torch.float32 and p.device.type == "cpu":
         p, keys = p.contiguous(), keys.contiguous()
         out = torch.empty(p.shape[0], dtype=torch.int64)

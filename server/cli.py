@@ -55,7 +55,7 @@ def _parser(with_flags: bool) -> argparse.ArgumentParser:
         from server.options import add_flags
 
         add_flags(serve)
-    commands.add_parser("bench", help="measure a running server, or this machine", add_help=False)
+    commands.add_parser("bench", help="measure the engine on this machine, without HTTP", add_help=False)
     version = commands.add_parser("version", help="print the versions that matter")
     version.set_defaults(command="version")
     return parser

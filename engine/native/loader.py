@@ -32,7 +32,7 @@ class NativeError(RuntimeError):
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def native_library() -> ctypes.CDLL | None:
     """The kernels, or None where the package was installed without a compiler."""
     for path in sorted(Path(__file__).parent.glob("_kernels*.so")):
         try:
@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL | None:
 
 def supported() -> tuple[str, ...]:
     """Instruction sets that this machine runs, best first; empty without the library."""
-    loaded = library()
+    loaded = native_library()
     if loaded is None:
         return ()
     names: bytes = loaded.dspark_supported()
@@ -58,7 +58,7 @@ def supported() -> tuple[str, ...]:
 def check(status: int) -> None:
     """Raise NativeError if a call failed."""
     if status != 0:
-        loaded = library()
+        loaded = native_library()
         assert loaded is not None
         message: bytes = loaded.dspark_error()
         raise NativeError(message.decode(errors="replace"))

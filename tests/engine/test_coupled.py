@@ -226,10 +226,10 @@ def adversarial_laws(rng: np.random.Generator) -> list[torch.Tensor]:
 @pytest.fixture(params=["native", "torch", "double"])
 def precision(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """fp32 rows through the kernels and through torch, and fp64 rows."""
-    if request.param == "native" and sampling.library() is None:
+    if request.param == "native" and sampling.native_library() is None:
         pytest.skip("the kernels were not built")
-    library = sampling.library if request.param == "native" else lambda: None
-    with mock.patch.object(sampling, "library", library):
+    library = sampling.native_library if request.param == "native" else lambda: None
+    with mock.patch.object(sampling, "native_library", library):
         yield torch.float64 if request.param == "double" else torch.float32
 
 

@@ -10,7 +10,7 @@ from drafters.ngram import NgramDrafter
 from engine.batch import VerificationBatch
 from engine.models.config import ModelConfig
 from engine.models.decoder import FusedDecoder
-from engine.native import loader as native_library
+from engine.native import loader
 from engine.native.loader import NativeError, supported
 from engine.native.weights import Rows, as_bf16
 from engine.native_executor import NativeExecutor, _address, runs_natively
@@ -222,7 +222,7 @@ def test_a_bad_call_is_an_error_and_not_a_crash():
 
 def test_without_the_library_models_do_not_run_natively(monkeypatch):
     config, _ = tiny("llama")
-    monkeypatch.setattr(native_library, "library", lambda: None)
+    monkeypatch.setattr(loader, "native_library", lambda: None)
     assert "not built" in str(runs_natively(config))
 
 

@@ -68,10 +68,10 @@ def test_filters_do_what_their_plain_restatement_says(logits: list[float], param
 @pytest.fixture(params=["native", "torch"])
 def single(request: pytest.FixtureRequest) -> Iterator[None]:
     """Filters of fp32 rows in the kernels, or in torch."""
-    if request.param == "native" and sampling.library() is None:
+    if request.param == "native" and sampling.native_library() is None:
         pytest.skip("the kernels were not built")
-    library = sampling.library if request.param == "native" else lambda: None
-    with mock.patch.object(sampling, "library", library):
+    library = sampling.native_library if request.param == "native" else lambda: None
+    with mock.patch.object(sampling, "native_library", library):
         yield
 
 

@@ -130,9 +130,11 @@ def test_every_block_length_is_lossless(gamma: int, drafter: str, name: str) -> 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_single_precision_is_lossless(name: str, kernels: str) -> None:
     """What models really return; the kernels' filters and torch's."""
-    if kernels == "native" and sampling.library() is None:
+    if kernels == "native" and sampling.native_library() is None:
         pytest.skip("the kernels were not built")
-    with mock.patch.object(sampling, "library", sampling.library if kernels == "native" else lambda: None):
+    with mock.patch.object(
+        sampling, "native_library", sampling.native_library if kernels == "native" else lambda: None
+    ):
         for drafter in ("random", "processed"):
             assert_lossless(World(PROCESSORS[name], seed=8, drafter=drafter), torch.float32)
 
