@@ -66,12 +66,25 @@ void reserve(Model& m, int rows) {
     m.capacity = static_cast<int>(n);
 }
 
-Matrix* matrix_of(Model& m, int layer, int which) {
-    if (layer < 0) return &m.head;
+Matrix& matrix_of(Model& m, int layer, int which) {
+    if (layer < 0) return m.head;
     Layer& l = m.layers.at(layer);
     Matrix* const all[] = {&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down};
     if (which < 0 || which > 6) throw std::invalid_argument("unknown matrix");
-    return all[which];
+    return *all[which];
+}
+
+// Memory for a matrix, and the distance of its tiles. Tiles of gate and up, which are worked on in pairs, alternate.
+std::pair<uint8_t*, size_t> place(Model& m, int layer, int which, Format format, int count, int cols) {
+    const size_t bytes = cols / kGroup * group_bytes(format), tiles = (count + kTile - 1) / kTile;
+    constexpr int kGate = 4, kUp = 5;
+    if (layer >= 0 && which == kGate) return {m.arena.take(2 * bytes * tiles), 2 * bytes};
+    if (layer >= 0 && which == kUp) {
+        const Matrix& gate = m.layers.at(layer).gate;
+        if (gate.format == format && gate.rows == count && gate.cols == cols)
+            return {const_cast<uint8_t*>(gate.weights) + bytes, 2 * bytes};
+    }
+    return {m.arena.take(bytes * tiles), bytes};
 }
 
 }  // namespace
@@ -126,12 +139,15 @@ void dspark_destroy(Handle* handle) { delete handle; }
 int dspark_set_matrix(Handle* h, int layer, int which, int format, const uint8_t* rows, int count, int cols,
                       const float* bias) {
     return guarded([&] {
-        Matrix packed = pack(format_of(format), rows, count, cols, h->model.lanes);
+        Model& m = h->model;
+        const Format kind = format_of(format);
+        const auto [memory, stride] = place(m, layer, which, kind, count, cols);
+        Matrix packed = pack(kind, rows, count, cols, m.lanes, memory, stride);
         if (bias) {
-            packed.bias.resize(static_cast<size_t>(packed.blocks()) * packed.lanes);
+            packed.bias.resize(static_cast<size_t>(packed.tiles()) * kTile);
             std::copy(bias, bias + count, packed.bias.data());
         }
-        *matrix_of(h->model, layer, which) = std::move(packed);
+        matrix_of(m, layer, which) = std::move(packed);
     });
 }
 
@@ -192,7 +208,7 @@ int dspark_forward(Handle* h, int span_count, const int32_t* spans, const int32_
 
 // A product alone: x [n][cols] -> out [n][rows of the matrix].
 int dspark_product(Handle* h, int layer, int which, const float* x, int n, float* out) {
-    return guarded([&] { h->kernels->product(*h->model.pool, *matrix_of(h->model, layer, which), x, n, out); });
+    return guarded([&] { h->kernels->product(*h->model.pool, matrix_of(h->model, layer, which), x, n, out); });
 }
 
 }  // extern "C"

@@ -3,8 +3,7 @@
 // Per layer: norm, q/k/v (rotated and written to their pages head by head), attention, output, norm, gate and up,
 // down. Each phase is cut into tiles that any thread may take.
 
-constexpr int kTile = 32;      // columns of a tile that ends in the residual stream or the activation
-constexpr int kHeadTile = 64;  // columns of a tile of logits
+constexpr int kHeadTiles = 2;  // weight tiles that a thread takes at a time from the head
 constexpr int kRowTile = 4;    // rows of a tile that works row by row
 constexpr int kTokenTile = 4;  // query tokens of an attention tile
 
@@ -37,7 +36,7 @@ class Pass {
             by_rows(out, b_.rows, [this, &layer](int row) {
                 norm(row, layer.mlp_norm, m_.x.data() + static_cast<size_t>(row) * m_.hidden, layer.gate.format);
             });
-            out.push_back({ceil_div(m_.intermediate, kTile), [this, &layer](int tile, int) { activate(layer, tile); }});
+            out.push_back({layer.gate.tiles(), [this, &layer](int tile, int) { activate(layer, tile); }});
             add_to_stream(out, layer.down, m_.wide);
             feature(out, i);
         }
@@ -45,7 +44,7 @@ class Pass {
             norm(row, m_.final_norm, m_.x.data() + static_cast<size_t>(b_.logit_rows[row]) * m_.hidden, m_.head.format);
         });
         if (b_.logit_count)
-            out.push_back({ceil_div(m_.vocab, kHeadTile), [this](int tile, int) { logits(tile); }});
+            out.push_back({ceil_div(m_.head.tiles(), kHeadTiles), [this](int tile, int) { logits(tile); }});
         return out;
     }
 
@@ -78,7 +77,7 @@ class Pass {
         const Matrix& w = is_q ? layer.q : is_k ? layer.k : layer.v;
         const std::vector<float>& weight = is_q ? layer.q_norm : layer.k_norm;
         float* out = scratch(static_cast<size_t>(b_.rows) * dim);
-        product(w, head * dim / L, dim / L, rows_of(m_.narrow), b_.rows, out, dim);
+        product(w, head * dim / kTile, dim / kTile, rows_of(m_.narrow), b_.rows, out, dim, ahead(w, dim / kTile));
         for (int r = 0; r < b_.rows; ++r) {
             float* x = out + static_cast<size_t>(r) * dim;
             if (is_q || is_k) {
@@ -148,13 +147,12 @@ class Pass {
 
     // x += activations x w
     void add_to_stream(std::vector<Phase>& out, const Matrix& w, const Activations& from) {
-        out.push_back({ceil_div(w.rows, kTile), [this, &w, &from](int tile, int) {
+        out.push_back({w.tiles(), [this, &w, &from](int tile, int) {
                            float* sum = scratch(static_cast<size_t>(b_.rows) * kTile);
-                           product(w, tile * kTile / L, blocks_in(w, tile, kTile), rows_of(from), b_.rows, sum, kTile);
+                           product(w, tile, 1, rows_of(from), b_.rows, sum, kTile, ahead(w, 1));
                            for (int r = 0; r < b_.rows; ++r) {
                                float* x = m_.x.data() + static_cast<size_t>(r) * m_.hidden + tile * kTile;
-                               const int columns = std::min(kTile, w.rows - tile * kTile);
-                               for (int i = 0; i < columns; i += L)
+                               for (int i = 0; i < kTile; i += L)
                                    Isa::store(x + i, Isa::add(Isa::load(x + i), Isa::load(sum + r * kTile + i)));
                            }
                        }});
@@ -164,20 +162,22 @@ class Pass {
     void activate(const Layer& layer, int tile) {
         float* gate = scratch(static_cast<size_t>(b_.rows) * kTile * 2);
         float* up = gate + static_cast<size_t>(b_.rows) * kTile;
-        const int block = tile * kTile / L, count = blocks_in(layer.gate, tile, kTile);
-        product(layer.gate, block, count, rows_of(m_.narrow), b_.rows, gate, kTile);
-        product(layer.up, block, count, rows_of(m_.narrow), b_.rows, up, kTile);
+        product(layer.gate, tile, 1, rows_of(m_.narrow), b_.rows, gate, kTile, ahead(layer.gate, 1));
+        product(layer.up, tile, 1, rows_of(m_.narrow), b_.rows, up, kTile, ahead(layer.up, 1));
         silu_times(gate, up, b_.rows * kTile);
         for (int r = 0; r < b_.rows; ++r)
             hand_over_part(gate + r * kTile, kTile, r, tile * kTile, layer.down.format, m_.wide);
     }
 
     void logits(int tile) {
-        const int begin = tile * kHeadTile, columns = std::min(kHeadTile, m_.vocab - begin);
-        float* sum = scratch(static_cast<size_t>(b_.logit_count) * kHeadTile);
-        product(m_.head, begin / L, blocks_in(m_.head, tile, kHeadTile), rows_of(m_.narrow), b_.logit_count, sum, kHeadTile);
+        constexpr int kColumns = kHeadTiles * kTile;
+        const int count = std::min(kHeadTiles, m_.head.tiles() - tile * kHeadTiles), begin = tile * kColumns;
+        const int columns = std::min(kColumns, m_.vocab - begin);
+        float* sum = scratch(static_cast<size_t>(b_.logit_count) * kColumns);
+        product(m_.head, tile * kHeadTiles, count, rows_of(m_.narrow), b_.logit_count, sum, kColumns,
+                ahead(m_.head, kHeadTiles));
         for (int r = 0; r < b_.logit_count; ++r)
-            std::memcpy(b_.logits + static_cast<size_t>(r) * m_.vocab + begin, sum + r * kHeadTile, sizeof(float) * columns);
+            std::memcpy(b_.logits + static_cast<size_t>(r) * m_.vocab + begin, sum + r * kColumns, sizeof(float) * columns);
     }
 
     // Copy the residual stream out if layer `index` is among the features.
@@ -191,9 +191,9 @@ class Pass {
         }
     }
 
-    static int blocks_in(const Matrix& w, int tile, int width) {
-        return std::min(width / L, w.blocks() - tile * width / L);
-    }
+    // Threads take tiles in turn, and matrices lie in memory in the order of their use: what this thread will work on
+    // next is most likely this far behind what it works on now.
+    size_t ahead(const Matrix& w, int tiles) const { return w.stride * tiles * m_.pool->threads(); }
 
     Model& m_;
     Batch& b_;
@@ -210,10 +210,9 @@ inline void bare_product(Pool& pool, const Matrix& w, const float* x, int n, flo
     rows.resize(n, w.cols);
     for (int r = 0; r < n; ++r) hand_over(x + static_cast<size_t>(r) * w.cols, w.cols, r, w.format, rows);
     std::vector<Phase> phases;
-    phases.push_back({ceil_div(w.rows, kTile), [&](int tile, int) {
+    phases.push_back({w.tiles(), [&](int tile, int) {
                           float* sum = scratch(static_cast<size_t>(n) * kTile);
-                          const int count = std::min(kTile / L, w.blocks() - tile * kTile / L);
-                          product(w, tile * kTile / L, count, rows_of(rows), n, sum, kTile);
+                          product(w, tile, 1, rows_of(rows), n, sum, kTile, w.stride * pool.threads());
                           const int columns = std::min(kTile, w.rows - tile * kTile);
                           for (int r = 0; r < n; ++r)
                               std::memcpy(out + static_cast<size_t>(r) * w.rows + tile * kTile, sum + r * kTile,

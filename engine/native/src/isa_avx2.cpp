@@ -62,18 +62,18 @@ struct Isa {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
     static void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
-        const __m256i pairs = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
         odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
     }
-    static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+    static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
     static I int_zero() { return _mm256_setzero_si256(); }
     static Q4 q4_zero() { return _mm256_setzero_si256(); }
     static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
     static F q4_total(Q4 a) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(a, _mm256_set1_epi16(1))); }
     static void load_nibbles(const uint8_t* p, I& low, I& high) {
-        const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
         low = _mm256_and_si256(both, mask);
         high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
     }
@@ -86,7 +86,7 @@ struct Isa {
         return _mm256_add_epi16(sum, _mm256_maddubs_epi16(nibbles, quad(q)));
     }
     static Q8 load_q8(const uint8_t* p) {
-        const __m256i w = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {w, _mm256_abs_epi8(w)};
     }
     // |w| * sign(w) q: both factors are at most 127 (128 only for |w|, unsigned), so pairs fit in 16 bits.

@@ -53,18 +53,18 @@ struct Isa {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
     static void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
-        const __m512i pairs = _mm512_load_si512(p);
+        const __m512i pairs = _mm512_loadu_si512(p);
         even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
         odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
     }
-    static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+    static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
     static I int_zero() { return _mm512_setzero_si512(); }
     static Q4 q4_zero() { return _mm512_setzero_si512(); }
     static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
     static F q4_total(Q4 a) { return _mm512_cvtepi32_ps(a); }
     static void load_nibbles(const uint8_t* p, I& low, I& high) {
-        const __m512i both = _mm512_load_si512(p), mask = _mm512_set1_epi8(15);
+        const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
         low = _mm512_and_si512(both, mask);
         high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
     }
@@ -76,7 +76,7 @@ struct Isa {
     static Q4 q4_dot(Q4 sum, I nibbles, const int8_t* q) { return _mm512_dpbusd_epi32(sum, nibbles, quad(q)); }
     // dpbusd wants one unsigned factor: |w|, with the sign of w moved over to q.
     static Q8 load_q8(const uint8_t* p) {
-        const __m512i w = _mm512_load_si512(p);
+        const __m512i w = _mm512_loadu_si512(p);
         return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
     }
     static I q8_dot(I sum, Q8 w, const int8_t* q) {

@@ -8,210 +8,200 @@
 constexpr int L = Isa::kLanes;
 using F = Isa::F;
 
-// ---- products: R rows of activations times N blocks of L weight rows, for one format
+// ---- products: R rows of activations times one strand of a weight tile, for one format
 
 struct Rows {
-    const float* values;   // [.][cols]
-    const int8_t* quants;  // [.][cols]
-    const float* scales;   // [.][groups]
-    const float* sums;     // [.][groups]
+    const float* values;  // see Activations
+    const int8_t* quants;
+    const float* scales;
+    const float* sums;
     int cols;
 
-    Rows from(int row) const {
-        const size_t groups = cols / kGroup;
-        return {values + static_cast<size_t>(row) * cols, quants + static_cast<size_t>(row) * cols,
-                scales + row * groups, sums + row * groups, cols};
-    }
+    // The following two are for the first row of a strip.
+    const int8_t* quants_of(int row) const { return quants + static_cast<size_t>(row) * cols; }
+    size_t scale_at(int row) const { return static_cast<size_t>(row) * (cols / kGroup); }
 };
 
 inline Rows rows_of(const Activations& a) {
     return {a.values.data(), a.quants.data(), a.scales.data(), a.sums.data(), a.cols};
 }
 
-template <int R, int N>
-[[gnu::noinline]] void product_bf16(const Matrix& w, int block, Rows x, float* out, int stride) {
-    const int cols = w.cols;
-    const size_t block_size = static_cast<size_t>(cols) * L;  // in bf16
-    const auto* base = reinterpret_cast<const uint16_t*>(w.weights.data()) + block * block_size;
-    F sum[R][N];
+// What a pass over a strand fetches for later: `lines` cache lines a group, of the tile that this thread likely takes
+// next. Memory is then busy while the arithmetic of this tile goes on.
+struct Ahead {
+    const uint8_t* from;
+    int lines;
+
+    void fetch(int group) const {
+        const uint8_t* p = from + static_cast<size_t>(group) * lines * 64;
+        for (int i = 0; i < lines; ++i) Isa::prefetch(p + 64 * i);
+    }
+};
+
+template <int R>
+[[gnu::noinline]] void product_bf16(const uint8_t* p, Rows x, int row, float* out, int stride, Ahead ahead) {
+    const size_t cols = x.cols;
+    const float* values = x.values + row * cols;
+    F sum[R][2];
 DSPARK_UNROLL(8)
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Isa::zero();
+    for (int g = 0; g < x.cols / kGroup; ++g) {
+        ahead.fetch(g);
+        for (int k = 0; k < kGroup; k += 2, values += 2, p += 8 * L) {
+            F even[2], odd[2];
+            Isa::load_bf16_pairs(reinterpret_cast<const uint16_t*>(p), even[0], odd[0]);
+            Isa::load_bf16_pairs(reinterpret_cast<const uint16_t*>(p + 4 * L), even[1], odd[1]);
 DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
-    for (int k = 0; k < cols; k += 2) {
-        F even[N], odd[N];
+            for (int r = 0; r < R; ++r) {
+                const F a = Isa::broadcast(values + r * cols);
+                sum[r][0] = Isa::fma(even[0], a, sum[r][0]);
+                sum[r][1] = Isa::fma(even[1], a, sum[r][1]);
+            }
 DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) {
-            const uint16_t* p = base + n * block_size + static_cast<size_t>(k) * L;
-            Isa::load_bf16_pairs(p, even[n], odd[n]);
-            if (R == 1) Isa::prefetch(p + 512);
+            for (int r = 0; r < R; ++r) {
+                const F b = Isa::broadcast(values + r * cols + 1);
+                sum[r][0] = Isa::fma(odd[0], b, sum[r][0]);
+                sum[r][1] = Isa::fma(odd[1], b, sum[r][1]);
+            }
         }
+    }
+DSPARK_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+        Isa::store(out + static_cast<size_t>(r) * stride, sum[r][0]);
+        Isa::store(out + static_cast<size_t>(r) * stride + L, sum[r][1]);
+    }
+}
+
+template <int R, bool Minimum>
+[[gnu::noinline]] void product_q4(const uint8_t* p, Rows x, int row, float* out, int stride, Ahead ahead) {
+    F sum[R];
+DSPARK_UNROLL(8)
+    for (int r = 0; r < R; ++r) sum[r] = Isa::zero();
+    const int8_t* q = x.quants_of(row);
+    const float *scale = x.scales + x.scale_at(row), *total = x.sums + x.scale_at(row);
+    for (int g = 0; g < x.cols / kGroup; ++g, q += kStrip * kGroup, scale += kStrip, total += kStrip) {
+        ahead.fetch(g);
+        typename Isa::Q4 dot[R];
+DSPARK_UNROLL(8)
+        for (int r = 0; r < R; ++r) dot[r] = Isa::q4_zero();
+DSPARK_UNROLL(4)
+        for (int quad = 0; quad < 4; ++quad, p += 4 * L) {
+            typename Isa::I low, high;
+            Isa::load_nibbles(p, low, high);
+DSPARK_UNROLL(8)
+            for (int r = 0; r < R; ++r) {
+                dot[r] = Isa::q4_dot(dot[r], low, q + r * kGroup + quad * 4);
+                dot[r] = Isa::q4_dot(dot[r], high, q + r * kGroup + quad * 4 + 16);
+            }
+        }
+        const auto* halves = reinterpret_cast<const uint16_t*>(p);
+        const F d = Isa::load_half(halves);
+        const F m = Minimum ? Isa::load_half(halves + L) : Isa::mul(d, Isa::set(-8.0f));
+        p += Minimum ? 4 * L : 2 * L;
 DSPARK_UNROLL(8)
         for (int r = 0; r < R; ++r) {
-            const F a = Isa::broadcast(x.values + static_cast<size_t>(r) * cols + k);
-            const F b = Isa::broadcast(x.values + static_cast<size_t>(r) * cols + k + 1);
-DSPARK_UNROLL(8)
-            for (int n = 0; n < N; ++n) sum[r][n] = Isa::fma(odd[n], b, Isa::fma(even[n], a, sum[r][n]));
+            sum[r] = Isa::fma(Isa::q4_total(dot[r]), Isa::mul(d, Isa::broadcast(scale + r)), sum[r]);
+            sum[r] = Isa::fma(m, Isa::broadcast(total + r), sum[r]);
         }
     }
 DSPARK_UNROLL(8)
-    for (int r = 0; r < R; ++r)
-DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) Isa::store(out + static_cast<size_t>(r) * stride + n * L, sum[r][n]);
+    for (int r = 0; r < R; ++r) Isa::store(out + static_cast<size_t>(r) * stride, sum[r]);
 }
 
-template <int R, int N, bool Minimum>
-[[gnu::noinline]] void product_q4(const Matrix& w, int block, Rows x, float* out, int stride) {
-    const int groups = w.groups();
-    F sum[R][N];
-DSPARK_UNROLL(8)
-    for (int r = 0; r < R; ++r)
-DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
-    for (int g = 0; g < groups; ++g) {
-DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) {
-            const size_t at = static_cast<size_t>(block + n) * groups + g;
-            const uint8_t* p = w.weights.data() + at * 16 * L;
-            if (R == 1) Isa::prefetch(p + 1024);
-            typename Isa::Q4 dot[R];
-DSPARK_UNROLL(8)
-            for (int r = 0; r < R; ++r) dot[r] = Isa::q4_zero();
-DSPARK_UNROLL(4)
-            for (int quad = 0; quad < 4; ++quad) {
-                typename Isa::I low, high;
-                Isa::load_nibbles(p + static_cast<size_t>(quad) * 4 * L, low, high);
-DSPARK_UNROLL(8)
-                for (int r = 0; r < R; ++r) {
-                    const int8_t* q = x.quants + static_cast<size_t>(r) * w.cols + g * kGroup + quad * 4;
-                    dot[r] = Isa::q4_dot(dot[r], low, q);
-                    dot[r] = Isa::q4_dot(dot[r], high, q + 16);
-                }
-            }
-            const F d = Isa::load_half(w.scales.data() + at * L);
-            const F m = Minimum ? Isa::load_half(w.minima.data() + at * L) : Isa::mul(d, Isa::set(-8.0f));
-DSPARK_UNROLL(8)
-            for (int r = 0; r < R; ++r) {
-                const size_t s = static_cast<size_t>(r) * groups + g;
-                const F scaled = Isa::mul(d, Isa::broadcast(x.scales + s));
-                sum[r][n] = Isa::fma(Isa::q4_total(dot[r]), scaled, sum[r][n]);
-                sum[r][n] = Isa::fma(m, Isa::broadcast(x.sums + s), sum[r][n]);
-            }
-        }
-    }
-DSPARK_UNROLL(8)
-    for (int r = 0; r < R; ++r)
-DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) Isa::store(out + static_cast<size_t>(r) * stride + n * L, sum[r][n]);
-}
-
-template <int R, int N>
-[[gnu::noinline]] void product_q8(const Matrix& w, int block, Rows x, float* out, int stride) {
-    const int groups = w.groups();
-    F sum[R][N];
-DSPARK_UNROLL(8)
-    for (int r = 0; r < R; ++r)
-DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) sum[r][n] = Isa::zero();
-    for (int g = 0; g < groups; ++g) {
-DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) {
-            const size_t at = static_cast<size_t>(block + n) * groups + g;
-            const uint8_t* p = w.weights.data() + at * 32 * L;
-            if (R == 1) Isa::prefetch(p + 2048);
-            typename Isa::I dot[R];
-DSPARK_UNROLL(8)
-            for (int r = 0; r < R; ++r) dot[r] = Isa::int_zero();
-DSPARK_UNROLL(8)
-            for (int quad = 0; quad < 8; ++quad) {
-                const typename Isa::Q8 weights = Isa::load_q8(p + static_cast<size_t>(quad) * 4 * L);
-DSPARK_UNROLL(8)
-                for (int r = 0; r < R; ++r) {
-                    const int8_t* q = x.quants + static_cast<size_t>(r) * w.cols + g * kGroup + quad * 4;
-                    dot[r] = Isa::q8_dot(dot[r], weights, q);
-                }
-            }
-            const F d = Isa::load_half(w.scales.data() + at * L);
-DSPARK_UNROLL(8)
-            for (int r = 0; r < R; ++r) {
-                const F scaled = Isa::mul(d, Isa::broadcast(x.scales + static_cast<size_t>(r) * groups + g));
-                sum[r][n] = Isa::fma(Isa::to_float(dot[r]), scaled, sum[r][n]);
-            }
-        }
-    }
-DSPARK_UNROLL(8)
-    for (int r = 0; r < R; ++r)
-DSPARK_UNROLL(8)
-        for (int n = 0; n < N; ++n) Isa::store(out + static_cast<size_t>(r) * stride + n * L, sum[r][n]);
-}
-
-template <int R, int N>
-inline void product_tile(const Matrix& w, int block, Rows x, float* out, int stride) {
-    switch (w.format) {
-        case Format::kBf16: return product_bf16<R, N>(w, block, x, out, stride);
-        case Format::kQ4_0: return product_q4<R, N, false>(w, block, x, out, stride);
-        case Format::kQ4_1: return product_q4<R, N, true>(w, block, x, out, stride);
-        case Format::kQ8_0: return product_q8<R, N>(w, block, x, out, stride);
-    }
-}
-
-// `count` blocks from `block` on, for R rows: N blocks at a time, as many as keep the accumulators in registers.
 template <int R>
-inline void product_rows(const Matrix& w, int block, int count, Rows x, float* out, int stride) {
-    constexpr int kMany = R == 1 ? 4 : 2;                               // bf16: R * N sums and little else
-    constexpr int kFew = Isa::kRegisters >= 32 ? kMany : R == 1 ? 4 : R == 2 ? 2 : 1;  // quantised: dots as well
-    int b = 0;
-    if (quantised(w.format))
-        for (; b + kFew <= count; b += kFew) product_tile<R, kFew>(w, block + b, x, out + b * L, stride);
-    else
-        for (; b + kMany <= count; b += kMany) product_tile<R, kMany>(w, block + b, x, out + b * L, stride);
-    for (; b < count; ++b) product_tile<R, 1>(w, block + b, x, out + b * L, stride);
+[[gnu::noinline]] void product_q8(const uint8_t* p, Rows x, int row, float* out, int stride, Ahead ahead) {
+    F sum[R];
+DSPARK_UNROLL(8)
+    for (int r = 0; r < R; ++r) sum[r] = Isa::zero();
+    const int8_t* q = x.quants_of(row);
+    const float* scale = x.scales + x.scale_at(row);
+    for (int g = 0; g < x.cols / kGroup; ++g, q += kStrip * kGroup, scale += kStrip) {
+        ahead.fetch(g);
+        typename Isa::I dot[R];
+DSPARK_UNROLL(8)
+        for (int r = 0; r < R; ++r) dot[r] = Isa::int_zero();
+DSPARK_UNROLL(8)
+        for (int quad = 0; quad < 8; ++quad, p += 4 * L) {
+            const typename Isa::Q8 weights = Isa::load_q8(p);
+DSPARK_UNROLL(8)
+            for (int r = 0; r < R; ++r) dot[r] = Isa::q8_dot(dot[r], weights, q + r * kGroup + quad * 4);
+        }
+        const F d = Isa::load_half(reinterpret_cast<const uint16_t*>(p));
+        p += 2 * L;
+DSPARK_UNROLL(8)
+        for (int r = 0; r < R; ++r)
+            sum[r] = Isa::fma(Isa::to_float(dot[r]), Isa::mul(d, Isa::broadcast(scale + r)), sum[r]);
+    }
+DSPARK_UNROLL(8)
+    for (int r = 0; r < R; ++r) Isa::store(out + static_cast<size_t>(r) * stride, sum[r]);
 }
 
-// out[r][0 .. count * L) for all rows, bias added. Not inlined: it is big, and called from several phases.
-[[gnu::noinline]] inline void product(const Matrix& w, int block, int count, Rows x, int rows, float* out, int stride) {
-    int r = 0;
-    for (; r + 4 <= rows; r += 4)
-        product_rows<4>(w, block, count, x.from(r), out + static_cast<size_t>(r) * stride, stride);
-    switch (rows - r) {
-        case 3: product_rows<3>(w, block, count, x.from(r), out + static_cast<size_t>(r) * stride, stride); break;
-        case 2: product_rows<2>(w, block, count, x.from(r), out + static_cast<size_t>(r) * stride, stride); break;
-        case 1: product_rows<1>(w, block, count, x.from(r), out + static_cast<size_t>(r) * stride, stride); break;
-        default: break;
+template <int R>
+inline void product_pass(Format format, const uint8_t* strand, Rows x, int row, float* out, int stride, Ahead ahead) {
+    switch (format) {
+        case Format::kBf16: return product_bf16<R>(strand, x, row, out, stride, ahead);
+        case Format::kQ4_0: return product_q4<R, false>(strand, x, row, out, stride, ahead);
+        case Format::kQ4_1: return product_q4<R, true>(strand, x, row, out, stride, ahead);
+        case Format::kQ8_0: return product_q8<R>(strand, x, row, out, stride, ahead);
     }
-    if (w.bias.size() == 0) return;
-    const float* bias = w.bias.data() + static_cast<size_t>(block) * L;
-    for (r = 0; r < rows; ++r)
-        for (int i = 0; i < count * L; i += L) {
-            float* p = out + static_cast<size_t>(r) * stride + i;
-            Isa::store(p, Isa::add(Isa::load(p), Isa::load(bias + i)));
+}
+
+// out[r][0 .. 32) for all rows. A strand's weights stay in the nearest cache while all rows pass over them.
+inline void product_tile(Format format, const uint8_t* tile, Rows x, int rows, float* out, int stride, const uint8_t* next) {
+    const int width = quantised(format) ? L : 2 * L, strands = kTile / width, groups = x.cols / kGroup;
+    const size_t tile_bytes = groups * group_bytes(format), strand_bytes = tile_bytes / strands;
+    const int passes = strands * ((rows + kStrip - 1) / kStrip);
+    const int per_pass = passes * groups * 64;  // bytes, at a line a group
+    Ahead ahead{next, static_cast<int>((tile_bytes + per_pass - 1) / per_pass)};
+    for (int strand = 0; strand < strands; ++strand, tile += strand_bytes, out += width)
+        for (int r = 0; r < rows; r += kStrip) {
+            float* to = out + static_cast<size_t>(r) * stride;
+            switch (std::min(rows - r, kStrip)) {
+                case 4: product_pass<4>(format, tile, x, r, to, stride, ahead); break;
+                case 3: product_pass<3>(format, tile, x, r, to, stride, ahead); break;
+                case 2: product_pass<2>(format, tile, x, r, to, stride, ahead); break;
+                case 1: product_pass<1>(format, tile, x, r, to, stride, ahead); break;
+            }
+            ahead.from += static_cast<size_t>(groups) * ahead.lines * 64;
         }
+}
+
+// out[r][0 .. count * 32) for `count` tiles from `tile` on and all rows, bias added; meanwhile the memory `next` bytes
+// behind is fetched. Not inlined: it is big, and called from several phases.
+[[gnu::noinline]] inline void product(const Matrix& w, int tile, int count, Rows x, int rows, float* out, int stride,
+                                      size_t next) {
+    for (int t = tile; t < tile + count; ++t, out += kTile) {
+        product_tile(w.format, w.tile(t), x, rows, out, stride, w.tile(t) + next);
+        if (w.bias.empty()) continue;
+        const float* bias = w.bias.data() + static_cast<size_t>(t) * kTile;
+        for (int r = 0; r < rows; ++r)
+            for (int i = 0; i < kTile; i += L) {
+                float* p = out + static_cast<size_t>(r) * stride + i;
+                Isa::store(p, Isa::add(Isa::load(p), Isa::load(bias + i)));
+            }
+    }
 }
 
 // ---- rows
 
-// Quantise [cols] floats in groups of 32: q = round(x / s), s = max|x| / 127.
-inline void quantise(const float* x, int cols, int8_t* quants, float* scales, float* sums) {
-    for (int g = 0; g < cols / kGroup; ++g) {
-        const float* p = x + g * kGroup;
+// Hand `count` columns of a row, from `column` on, to the next product, in the form that its weights need: as they are,
+// or quantised in groups of 32: q = round(x / s), s = max|x| / 127.
+inline void hand_over_part(const float* x, int count, int row, int column, Format format, Activations& out) {
+    if (!quantised(format)) {
+        std::memcpy(out.values.data() + static_cast<size_t>(row) * out.cols + column, x, sizeof(float) * count);
+        return;
+    }
+    const size_t groups = out.cols / kGroup;
+    for (int i = 0; i < count; i += kGroup) {
+        const size_t at = (row / kStrip * groups + (column + i) / kGroup) * kStrip + row % kStrip;
         F top = Isa::zero();
-        for (int i = 0; i < kGroup; i += L) top = Isa::max(top, Isa::abs(Isa::load(p + i)));
+        for (int j = i; j < i + kGroup; j += L) top = Isa::max(top, Isa::abs(Isa::load(x + j)));
         const float most = Isa::reduce_max(top);
         const float scale = most / 127.0f;
         const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
-        const int total = Isa::quantise_group(p, inverse, quants + g * kGroup);
-        scales[g] = scale;
-        sums[g] = scale * static_cast<float>(total);
-    }
-}
-
-// Hand `count` columns of a row, from `column` on, to the next product, in the form that its weights need.
-inline void hand_over_part(const float* x, int count, int row, int column, Format format, Activations& out) {
-    const size_t at = static_cast<size_t>(row) * out.cols + column;
-    if (quantised(format)) {
-        quantise(x, count, out.quants.data() + at, out.scales.data() + at / kGroup, out.sums.data() + at / kGroup);
-    } else {
-        std::memcpy(out.values.data() + at, x, sizeof(float) * count);
+        const int total = Isa::quantise_group(x + i, inverse, out.quants.data() + at * kGroup);
+        out.scales[at] = scale;
+        out.sums[at] = scale * static_cast<float>(total);
     }
 }
 

@@ -1,97 +1,69 @@
 // What a model is to the kernels: packed matrices, sizes, and the K/V pools. Knows no instruction set.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
-#include <utility>
 #include <vector>
 
+#include "memory.h"
 #include "pool.h"
 
 namespace dspark {
 
 constexpr int kPage = 16;    // tokens a page
 constexpr int kGroup = 32;   // weights that share a scale, and activations too
+constexpr int kTile = 32;    // rows of a weight matrix that are worked on at a time
+constexpr int kStrip = 4;    // rows of activations that lie together
 constexpr int kMaxLanes = 16;
 
 enum class Format : int { kBf16 = 0, kQ4_0 = 1, kQ4_1 = 2, kQ8_0 = 3 };
 
 inline bool quantised(Format format) { return format != Format::kBf16; }
 
-// Zeroed memory from the system, page by page as it is touched: a big K/V pool costs nothing until it is used.
-template <class T>
-class Buffer {
-  public:
-    Buffer() = default;
-    explicit Buffer(size_t count) { resize(count); }
-    ~Buffer() { release(); }
-    Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-    Buffer& operator=(Buffer&& other) noexcept {
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-        return *this;
+// Bytes of 32 rows x 32 columns, scales included.
+inline size_t group_bytes(Format format) {
+    switch (format) {
+        case Format::kQ4_0: return 18 * kTile;
+        case Format::kQ4_1: return 20 * kTile;
+        case Format::kQ8_0: return 34 * kTile;
+        default: return 64 * kTile;
     }
-    // What it held is lost.
-    void resize(size_t count) {
-        release();
-        if (count == 0) return;
-        void* memory = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-        madvise(memory, count * sizeof(T), MADV_HUGEPAGE);
-#endif
-        data_ = static_cast<T*>(memory);
-        size_ = count;
-    }
-    T* data() { return data_; }
-    const T* data() const { return data_; }
-    size_t size() const { return size_; }
-    T& operator[](size_t i) { return data_[i]; }
-    const T& operator[](size_t i) const { return data_[i]; }
+}
 
-  private:
-    void release() {
-        if (data_) munmap(data_, size_ * sizeof(T));
-        data_ = nullptr;
-        size_ = 0;
-    }
-    T* data_ = nullptr;
-    size_t size_ = 0;
-};
-
-// A weight matrix [rows, cols] (out x in), rows padded to whole blocks of `lanes`, packed so that one load fetches the
-// same columns of `lanes` rows. Layouts, for block b of `lanes` rows:
-//   bf16  [b][col / 2][lane][2]                      two neighbouring columns in one 32-bit lane
-//   q4    [b][group][4][lane][4] bytes               byte i of quad j: column 4j + i (low nibble), 16 + 4j + i (high)
-//   q8    [b][group][8][lane][4] bytes               byte i of quad j: column 4j + i, signed
-// q4 and q8 have a scale (fp16) [b][group][lane], q4_1 a minimum as well. q4_0 is q4_1 with minimum -8 * scale.
+// A weight matrix [rows, cols] (out x in) in tiles of 32 rows. A tile consists of strands, each of as many rows as a
+// kernel takes in one pass (two vectors for bf16, one else) and read from front to back:
+//   bf16  [group of 32 columns][col / 2][2 * lanes rows][2]            two neighbouring columns in one 32-bit lane
+//   q4    [group]{[4][lanes][4] bytes, scales[lanes], minima[lanes]}   byte i of quad j: column 4j + i (low nibble) and
+//                                                                      16 + 4j + i (high)
+//   q8    [group]{[8][lanes][4] bytes, scales[lanes]}                  byte i of quad j: column 4j + i, signed
+// Scales and minima are fp16; q4_0 has no minima (they are -8 * scale). Rows are padded with zeros to a whole tile.
 struct Matrix {
     Format format = Format::kBf16;
-    int rows = 0, cols = 0, lanes = 8;
-    Buffer<uint8_t> weights;
-    Buffer<uint16_t> scales, minima;
-    Buffer<float> bias;  // [padded rows], empty if none
+    int rows = 0, cols = 0;
+    const uint8_t* weights = nullptr;
+    size_t stride = 0;        // bytes from one tile to the next
+    std::vector<float> bias;  // [padded rows], empty if none
 
     bool empty() const { return rows == 0; }
-    int blocks() const { return (rows + lanes - 1) / lanes; }
+    int tiles() const { return (rows + kTile - 1) / kTile; }
     int groups() const { return cols / kGroup; }
+    const uint8_t* tile(int index) const { return weights + index * stride; }
 };
 
-// Rows of activations [n, cols]: fp32 for bf16 weights; int8 with a scale a group of 32 for quantised ones.
+// Rows of activations [n, cols]: fp32 for bf16 weights; int8 with a scale a group of 32 for quantised ones. The latter
+// lie in strips of four rows, so that a kernel that works on four rows follows one pointer.
 struct Activations {
     int cols = 0;
-    Buffer<float> values;
-    Buffer<int8_t> quants;
-    Buffer<float> scales;  // [n][cols / 32]
-    Buffer<float> sums;    // [n][cols / 32]: scale * sum of the group's quants
+    Buffer<float> values;   // [n][cols]
+    Buffer<int8_t> quants;  // [n / 4][group][4][32]
+    Buffer<float> scales;   // [n / 4][group][4]
+    Buffer<float> sums;     // [n / 4][group][4]: scale * sum of the group's quants
 
     void resize(size_t rows, int columns) {
         cols = columns;
+        rows = (rows + kStrip - 1) / kStrip * kStrip;
         values.resize(rows * columns);
         quants.resize(rows * columns);
         scales.resize(rows * (columns / kGroup));
@@ -109,6 +81,7 @@ struct Layer {
 struct Model {
     int vocab = 0, hidden = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float eps = 0.0f;
+    Arena arena;  // the matrices
     std::vector<Layer> layers;
     std::vector<float> final_norm;
     Matrix head;
@@ -199,8 +172,9 @@ inline float half_to_float(uint16_t half) {
 size_t row_bytes(Format format, int cols);
 // Dequantise one row to floats.
 void unpack_row(Format format, const uint8_t* row, int cols, float* out);
-// Pack rows in checkpoint form (bf16, or GGUF blocks, which keep their values and scales).
-Matrix pack(Format format, const uint8_t* rows, int count, int cols, int lanes);
+// Pack rows in checkpoint form (bf16, or GGUF blocks, which keep their values and scales) into zeroed memory,
+// `stride` bytes from tile to tile.
+Matrix pack(Format format, const uint8_t* rows, int count, int cols, int lanes, uint8_t* out, size_t stride);
 
 // ---- one forward pass, one per instruction set
 

@@ -52,47 +52,36 @@ void unpack_row(Format format, const uint8_t* row, int cols, float* out) {
     }
 }
 
-Matrix pack(Format format, const uint8_t* rows, int count, int cols, int lanes) {
+Matrix pack(Format format, const uint8_t* rows, int count, int cols, int lanes, uint8_t* out, size_t stride) {
     if (cols % kGroup) throw std::invalid_argument("the inner size of a matrix must be a multiple of 32");
     Matrix matrix;
     matrix.format = format;
     matrix.rows = count;
     matrix.cols = cols;
-    matrix.lanes = lanes;
-    const size_t padded = static_cast<size_t>(matrix.blocks()) * lanes;
-    const size_t stride = row_bytes(format, cols);
-    const int groups = matrix.groups();
-    if (format == Format::kBf16) {
-        matrix.weights.resize(padded * cols * 2);
-        auto* out = reinterpret_cast<uint16_t*>(matrix.weights.data());
-        for (int n = 0; n < count; ++n) {
-            const uint8_t* row = rows + n * stride;
-            const size_t block = n / lanes, lane = n % lanes;
-            for (int k = 0; k < cols; ++k) {
-                out[((block * (cols / 2) + k / 2) * lanes + lane) * 2 + k % 2] = load_half(row + 2 * k);
-            }
-        }
-        return matrix;
-    }
-    const bool q8 = format == Format::kQ8_0, with_minimum = format == Format::kQ4_1;
-    const int quads = q8 ? 8 : 4;
-    matrix.weights.resize(padded * groups * quads * 4);
-    matrix.scales.resize(padded * groups);
-    if (!q8) matrix.minima.resize(padded * groups);
-    const size_t size = block_bytes(format);
+    matrix.weights = out;
+    matrix.stride = stride;
+    const bool bf16 = format == Format::kBf16, with_minimum = format == Format::kQ4_1;
+    const int width = bf16 ? 2 * lanes : lanes, quads = format == Format::kQ8_0 ? 8 : 4;
+    const size_t row_stride = row_bytes(format, cols), whole = group_bytes(format) / (kTile / width);
     for (int n = 0; n < count; ++n) {
-        const size_t block = n / lanes, lane = n % lanes;
-        for (int g = 0; g < groups; ++g) {
-            const uint8_t* source = rows + n * stride + g * size;
-            const size_t at = block * groups + g;
-            matrix.scales[at * lanes + lane] = load_half(source);
+        const uint8_t* row = rows + n * row_stride;
+        const int strand = n % kTile / width, lane = n % width;
+        uint8_t* group = out + n / kTile * stride + strand * matrix.groups() * whole;
+        for (int g = 0; g < matrix.groups(); ++g, group += whole) {
+            if (bf16) {
+                auto* words = reinterpret_cast<uint16_t*>(group);
+                for (int k = 0; k < kGroup; ++k)
+                    words[(k / 2 * width + lane) * 2 + k % 2] = load_half(row + 2 * (g * kGroup + k));
+                continue;
+            }
+            const uint8_t* source = row + g * block_bytes(format);
             const uint8_t* data = source + (with_minimum ? 4 : 2);
-            if (with_minimum) matrix.minima[at * lanes + lane] = load_half(source + 2);
-            uint8_t* out = matrix.weights.data() + at * quads * lanes * 4;
-            for (int i = 0; i < quads * 4; ++i) out[(i / 4 * lanes + lane) * 4 + i % 4] = data[i];
+            for (int i = 0; i < quads * 4; ++i) group[(i / 4 * lanes + lane) * 4 + i % 4] = data[i];
+            auto* scales = reinterpret_cast<uint16_t*>(group + quads * 4 * lanes);
+            scales[lane] = load_half(source);
+            if (with_minimum) scales[lanes + lane] = load_half(source + 2);
         }
     }
-    if (format == Format::kQ4_0) matrix.minima.resize(0);
     return matrix;
 }
 
