@@ -1,4 +1,4 @@
-"""From logits to each row's own target distribution, and draws from it.
+"""From logits to each row's own target distribution.
 
 The order is: bias, minimum length, penalties, temperature, min-p, top-k, top-p. Every step looks at one
 row only, so the distribution of a row never depends on its batch. Ties are broken towards low ids.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from engine.native.loader import native_library
-from engine.noise import gumbels
+from engine.native import rows as native
 from engine.params import SamplingParams
 
-# Coupled noise lies in [-2.82, 22.88] (engine/noise.py): a token whose probability is below this fraction
-# of the likeliest token's can never win, so its noise need not be computed.
-_HOPELESS = 5e-12
 _FIRST_CANDIDATES = 64
 
 
@@ -86,37 +83,57 @@ class SamplingState:
             logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
 
 
-def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Processed distribution of each row: temperature, then filters. logits [n, V] adjusted -> p [n, V].
+def peaks(logits: torch.Tensor, rows: Sequence[int]) -> tuple[list[int], list[bool]]:
+    """Of chosen rows of [., V]: the argmax, lowest id first, and whether the row can be used.
 
-    Greedy rows have no distribution here; the caller takes their argmax. p sums to 1 over the tokens kept
-    and is exactly 0 elsewhere.
+    A row with a NaN or an infinity in it, or with nothing but -infinity, came out of a broken model.
     """
-    temperature = torch.tensor(
-        [p.temperature or 1.0 for p in params], dtype=logits.dtype, device=logits.device
-    )
-    p = torch.softmax(logits / temperature[:, None], dim=-1)
+    library = native.kernels_for(logits)
+    if library is not None:
+        index, top = native.peaks(library, logits, rows)
+        return index.tolist(), np.isfinite(top).tolist()
+    chosen = logits[torch.tensor(rows)]
+    return chosen.argmax(-1).tolist(), chosen.amax(-1).isfinite().tolist()
+
+
+def probabilities(
+    logits: torch.Tensor, params: Sequence[SamplingParams], rows: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Processed distributions of chosen rows (default: all): temperature, then filters.
+
+    logits [., V] adjusted -> p [n, V]; params [n]. Greedy rows have no distribution here; the caller takes
+    their argmax. p sums to 1 over the tokens kept and is exactly 0 elsewhere.
+    """
+    rows = range(len(params)) if rows is None else rows
+    heat = [p.temperature or 1.0 for p in params]
+    library = native.kernels_for(logits)
+    if library is not None:
+        p = native.softmax(library, logits, rows, heat)
+    else:
+        chosen = logits[torch.tensor(rows, device=logits.device)]
+        p = torch.softmax(chosen / torch.tensor(heat, dtype=logits.dtype, device=logits.device)[:, None], -1)
     filtered = [i for i, q in enumerate(params) if q.top_k > 0 or q.top_p < 1.0 or q.min_p > 0.0]
     if filtered:
         whole = len(filtered) == len(params)
-        rows = p if whole else p[filtered]
-        rows = _filter(rows, [params[i] for i in filtered])
+        cut = _filter(p if whole else p[filtered], [params[i] for i in filtered])
         if whole:
-            return rows
-        p[filtered] = rows
+            return cut
+        p[filtered] = cut
     return p
 
 
 def _filter(p: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Filter each row [n, V]: in the native library for fp32 on the CPU, else in torch."""
-    native = native_library()
-    if native is None or p.dtype != torch.float32 or p.device.type != "cpu":
+    """Filter each row [n, V], perhaps in place."""
+    library = native.kernels_for(p)
+    if library is None:
         return _torch_filter(p, params)
-    p = p.contiguous()
-    top_k = torch.tensor([max(q.top_k, 0) for q in params], dtype=torch.int32)
-    top_p = torch.tensor([q.top_p for q in params], dtype=torch.float64)
-    min_p = torch.tensor([q.min_p for q in params], dtype=torch.float64)
-    native.dspark_filter(p.data_ptr(), *p.shape, top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr())
+    native.filter_rows(
+        library,
+        p,
+        [max(q.top_k, 0) for q in params],
+        [q.top_p for q in params],
+        [q.min_p for q in params],
+    )
     return p
 
 
@@ -179,57 +196,3 @@ def _kept(row: torch.Tensor, top: torch.Tensor, params: SamplingParams) -> int |
             return None
         count = min(count, max(nucleus, 1))
     return count if count <= k else None
-
-
-def draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Inverse-CDF draw from each row of non-negative weights [n, V] (any positive sum) with u [n] in [0, 1).
-
-    In two levels and double precision: a cumulative sum over blocks picks the block, one inside it the
-    token. A token of weight 0 is never drawn. Returns [n] int64.
-    """
-    n, vocab = weights.shape
-    width = 256
-    if vocab % width:
-        weights = torch.nn.functional.pad(weights, (0, width - vocab % width))
-    blocks = weights.view(n, -1, width)
-    rows = torch.arange(n, device=weights.device)
-    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    block, rest = _locate(sums, u.to(torch.float64) * sums[:, -1])
-    inside = blocks[rows, block].to(torch.float64).cumsum(-1)
-    token, _ = _locate(inside, rest)
-    return block * width + token
-
-
-def _locate(cdf: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """First index whose cumulative sum exceeds target [n], and how far into it the target lies."""
-    total = cdf[:, -1]
-    # Strictly below the total, whatever rounding did, so that an index with positive weight exists.
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))[:, None]
-    index = torch.searchsorted(cdf, target, right=True)
-    before = torch.where(index > 0, cdf.gather(1, (index - 1).clamp_min(0)), 0.0)
-    return index[:, 0], (target - before)[:, 0]
-
-
-def coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """argmax(log p + G) of each row, ties to the lowest id (spec: coupled sampling).
-
-    p [n, V] probabilities, keys [n, 2] from `row_keys`. Returns [n] int64. The native library does it where
-    it is there and p is fp32 on the CPU; same uniforms, logarithms equal to the last bit or so.
-    """
-    native = native_library()
-    if native is not None and p.dtype == torch.float32 and p.device.type == "cpu":
-        p, keys = p.contiguous(), keys.contiguous()
-        out = torch.empty(p.shape[0], dtype=torch.int64)
-        native.dspark_coupled_argmax(p.data_ptr(), *p.shape, keys.data_ptr(), out.data_ptr())
-        return out
-    return _coupled_argmax(p, keys)
-
-
-def _coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The same in torch: row by row, so that the work stays in the cache, over the tokens that can win."""
-    picked = []
-    for row, key in zip(p, keys, strict=True):
-        support = (row > _HOPELESS * row.max()).nonzero()[:, 0]
-        score = row[support].to(torch.float32).log_() + gumbels(key[None], support.to(torch.int32))[0]
-        picked.append(support[score.argmax()])
-    return torch.stack(picked)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.batch import BatchItem, Finish, Verdict
+from engine.draws import Rejected, coupled_argmax, draw
 from engine.noise import Purpose, row_keys, uniforms
 from engine.outputs import TokenLogprob
-from engine.sampling import coupled_argmax, draw, probabilities
+from engine.sampling import peaks, probabilities
 
 
 @dataclass(slots=True)
@@ -29,8 +30,8 @@ class _Run:
 
     item: BatchItem
     row: int  # of the anchor, in the logits
-    accept_u: torch.Tensor | None = None  # [verify] float64
-    final_u: torch.Tensor | None = None  # [verify + 1] float64
+    accept_u: list[float] = field(default_factory=list)  # [verify + 1]
+    final_u: list[float] = field(default_factory=list)  # [verify + 1]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     logp: torch.Tensor | None = None  # [V] log probabilities of the present row, if they are reported
@@ -94,41 +95,45 @@ def _draw_uniforms(runs: list[_Run]) -> None:
     anchors = torch.tensor([run.item.anchor for run in sampled], dtype=torch.int64)
     rounds = torch.tensor([run.item.round for run in sampled], dtype=torch.int64)
     slots = 1 + max(run.item.verify for run in sampled)
-    accept = uniforms(streams, anchors, rounds, slots, Purpose.ACCEPT)
-    final = uniforms(streams, anchors, rounds, slots, Purpose.FINAL)
+    accept = uniforms(streams, anchors, rounds, slots, Purpose.ACCEPT).tolist()
+    final = uniforms(streams, anchors, rounds, slots, Purpose.FINAL).tolist()
     for i, run in enumerate(sampled):
         run.accept_u, run.final_u = accept[i], final[i]
 
 
 def _advance(live: list[_Run], logits: torch.Tensor) -> None:
     """Process the next row of every live run."""
-    raw = logits[torch.tensor([run.row + len(run.tokens) for run in live])]
-    finite = raw.amax(-1).isfinite().tolist()
-    for run, ok in zip(live, finite, strict=True):
-        if not ok:  # NaN or infinity came out of the model: fail this sequence, and only this one
-            run.close("error")
+    rows = [run.row + len(run.tokens) for run in live]
+    tops, finite = peaks(logits, rows)
     for i, run in enumerate(live):
-        if run.verdict is None and run.item.state.params.logprobs is not None:
-            run.logp = torch.log_softmax(raw[i], -1)  # of the model itself, before anything changes the row
-        if run.verdict is None and run.item.state.adjusts:
-            run.item.state.adjust(raw[i])
-            if not bool(raw[i].amax().isfinite()):  # nothing is left that may be emitted
-                run.close("error")
+        if not finite[i]:  # NaN or infinity came out of the model: fail this sequence, and only this one
+            run.close("error")
+        elif run.item.state.params.logprobs is not None:
+            run.logp = torch.log_softmax(
+                logits[rows[i]], -1
+            )  # of the model itself, before anything changes it
+    adjusting = [i for i, run in enumerate(live) if run.verdict is None and run.item.state.adjusts]
+    if adjusting:
+        for i in adjusting:
+            live[i].item.state.adjust(logits[rows[i]])  # in place: this row is looked at only now
+        for i, top, ok in zip(adjusting, *peaks(logits, [rows[i] for i in adjusting]), strict=True):
+            tops[i] = top
+            if not ok:  # nothing is left that may be emitted
+                live[i].close("error")
 
-    greedy = [i for i, run in enumerate(live) if run.verdict is None and run.item.state.params.greedy]
+    greedy: list[int] = []
     seeded: list[int] = []
     free: list[int] = []
     for i, run in enumerate(live):
         params = run.item.state.params
-        if run.verdict is None and not params.greedy:
-            (free if params.seed is None else seeded).append(i)
+        if run.verdict is None:
+            (greedy if params.greedy else free if params.seed is None else seeded).append(i)
     if greedy:
-        rows = raw if len(greedy) == len(live) else raw[greedy]
-        _settle([live[i] for i in greedy], rows.argmax(-1).tolist())
+        _settle([live[i] for i in greedy], [tops[i] for i in greedy])
     if seeded:
-        _coupled([live[i] for i in seeded], raw[seeded])
+        _coupled([live[i] for i in seeded], logits, [rows[i] for i in seeded])
     if free:
-        _rejection([live[i] for i in free], raw if len(free) == len(live) else raw[free])
+        _rejection([live[i] for i in free], logits, [rows[i] for i in free])
 
 
 def _settle(runs: list[_Run], targets: list[int]) -> None:
@@ -137,8 +142,8 @@ def _settle(runs: list[_Run], targets: list[int]) -> None:
         run.emit(token, accepted=token == run.proposed)
 
 
-def _coupled(runs: list[_Run], adjusted: torch.Tensor) -> None:
-    p = probabilities(adjusted, [run.item.state.params for run in runs])
+def _coupled(runs: list[_Run], logits: torch.Tensor, rows: list[int]) -> None:
+    p = probabilities(logits, [run.item.state.params for run in runs], rows)
     keys = row_keys(
         torch.tensor([run.item.state.params.seed for run in runs], dtype=torch.int64),
         torch.tensor([run.item.state.choice for run in runs], dtype=torch.int64),
@@ -147,40 +152,29 @@ def _coupled(runs: list[_Run], adjusted: torch.Tensor) -> None:
     _settle(runs, coupled_argmax(p, keys).tolist())
 
 
-def _rejection(runs: list[_Run], adjusted: torch.Tensor) -> None:
-    p = probabilities(adjusted, [run.item.state.params for run in runs])
-    correct: list[int] = []  # runs that draw their last token here
+def _rejection(runs: list[_Run], logits: torch.Tensor, rows: list[int]) -> None:
+    p = probabilities(logits, [run.item.state.params for run in runs], rows)
+    drafts = torch.tensor([[run.proposed or 0] for run in runs])
+    chances = p.gather(1, drafts)[:, 0].tolist()
+    last: list[int] = []  # runs that draw their last token here
+    rejected: list[Rejected | None] = []
     for i, run in enumerate(runs):
         x = run.proposed
-        if x is not None:
-            done = len(run.tokens)
-            q = _draft_law(run, p.shape[-1])
-            q_x = 1.0 if q is None else float(q[x])
-            assert run.accept_u is not None
-            if float(run.accept_u[done]) * q_x < float(p[i, x]):
-                run.emit(x, accepted=True)
-                continue
-            if q is None and float(p[i, x]) < 0.999:
-                p[i, x] = 0.0  # what is left is the residual; it has mass, and is normalised by the draw
-            else:
-                residual = p[i].clone()
-                if q is None:
-                    residual[x] = 0.0
-                else:
-                    residual = (residual - q).clamp_min_(0.0)
-                if float(residual.sum()) > 0.0:  # else p equals q up to rounding, and p itself is right
-                    p[i] = residual
-        correct.append(i)
-    if correct:
-        weights = p if len(correct) == len(runs) else p[correct]
-        u = torch.stack([_final_uniform(runs[i]) for i in correct])
-        for i, token in zip(correct, draw(weights, u).tolist(), strict=True):
+        if x is None:
+            last.append(i)
+            rejected.append(None)
+            continue
+        q = _draft_law(run, p.shape[-1])
+        q_x = 1.0 if q is None else float(q[x])
+        if run.accept_u[len(run.tokens)] * q_x < chances[i]:
+            run.emit(x, accepted=True)
+        else:
+            last.append(i)
+            rejected.append(Rejected(x, q))
+    if last:
+        u = torch.tensor([runs[i].final_u[len(runs[i].tokens)] for i in last], dtype=torch.float64)
+        for i, token in zip(last, draw(p, u, last, rejected).tolist(), strict=True):
             runs[i].emit(token, accepted=False)
-
-
-def _final_uniform(run: _Run) -> torch.Tensor:
-    assert run.final_u is not None
-    return run.final_u[len(run.tokens)]
 
 
 def _draft_law(run: _Run, vocab: int) -> torch.Tensor | None:

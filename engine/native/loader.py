@@ -21,7 +21,11 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         _INT,
         [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER],
     ),
+    "dspark_peaks": (None, [_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER]),
+    "dspark_softmax": (None, [_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER]),
+    "dspark_draw": (None, [_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER]),
     "dspark_coupled_argmax": (None, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
+    "dspark_philox": (None, [_POINTER, _POINTER, _INT, _POINTER]),
     "dspark_filter": (None, [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER]),
     "dspark_product": (_INT, [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER]),
 }

@@ -12,6 +12,7 @@ import torch
 
 from engine.batch import DraftBlock, Verdict, VerificationBatch
 from engine.drafter import Drafter, DraftRequest
+from engine.draws import draw
 from engine.intake import Intake
 from engine.loop import EngineLoop
 from engine.models.config import ModelConfig
@@ -21,7 +22,6 @@ from engine.outputs import EngineObserver, NullObserver, OutputDelta
 from engine.pages import PagePool
 from engine.params import SamplingParams
 from engine.request import ActiveRequest, Request
-from engine.sampling import draw
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits

@@ -13,11 +13,13 @@ import pytest
 import torch
 from scipy import stats
 
-from engine import noise, sampling
+from engine import draws, noise
 from engine.batch import BatchItem, DraftBlock
+from engine.draws import coupled_argmax
+from engine.native import loader
 from engine.noise import gumbels, row_keys
 from engine.params import SamplingParams
-from engine.sampling import SamplingState, coupled_argmax, probabilities
+from engine.sampling import SamplingState, probabilities
 from engine.verification import verify
 from tests.engine.enumerate import Branch, Enumeration, Text, World
 from tests.engine.harness import one_thread  # noqa: F401
@@ -226,10 +228,10 @@ def adversarial_laws(rng: np.random.Generator) -> list[torch.Tensor]:
 @pytest.fixture(params=["native", "torch", "double"])
 def precision(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """fp32 rows through the kernels and through torch, and fp64 rows."""
-    if request.param == "native" and sampling.native_library() is None:
+    if request.param == "native" and loader.native_library() is None:
         pytest.skip("the kernels were not built")
-    library = sampling.native_library if request.param == "native" else lambda: None
-    with mock.patch.object(sampling, "native_library", library):
+    library = loader.native_library if request.param == "native" else lambda: None
+    with mock.patch.object(loader, "native_library", library):
         yield torch.float64 if request.param == "double" else torch.float32
 
 
@@ -285,19 +287,19 @@ def test_a_token_that_can_win_does(ratio: float, likely: int, unlikely: int) -> 
     law = torch.full((1, 10), 0.0, dtype=torch.float64)
     law[0, likely], law[0, unlikely] = 1.0, ratio
     g = extreme_gumbels(likely, unlikely, 10)
-    with mock.patch.object(sampling, "gumbels", lambda keys, tokens: g[:, tokens.long()]):
+    with mock.patch.object(draws, "gumbels", lambda keys, tokens: g[:, tokens.long()]):
         assert coupled_argmax(law / law.sum(), torch.zeros(1, 2, dtype=torch.int32)).tolist() == [unlikely]
 
 
 def test_a_token_that_cannot_win_is_below_what_noise_can_make_up() -> None:
     g = extreme_gumbels(0, 1, 2)[0].double()
-    assert math.exp(float(g[0] - g[1])) > sampling._HOPELESS
+    assert math.exp(float(g[0] - g[1])) > draws._HOPELESS
 
 
 def test_ties_go_to_the_lowest_id() -> None:
     law = torch.tensor([[0.0, 0.25, 0.25, 0.5], [0.25, 0.25, 0.25, 0.25]])
     with mock.patch.object(
-        sampling, "gumbels", lambda keys, tokens: torch.zeros(1, len(tokens), dtype=torch.float32)
+        draws, "gumbels", lambda keys, tokens: torch.zeros(1, len(tokens), dtype=torch.float32)
     ):
         assert coupled_argmax(law, torch.zeros(2, 2, dtype=torch.int32)).tolist() == [3, 0]
 

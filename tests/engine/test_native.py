@@ -228,8 +228,8 @@ def test_without_the_library_models_do_not_run_natively(monkeypatch):
 
 @pytest.mark.parametrize("vocab", [3, 64, 65, 49152])
 def test_coupled_argmax_equals_torchs(vocab):
+    from engine.draws import _coupled_argmax, coupled_argmax
     from engine.noise import row_keys
-    from engine.sampling import _coupled_argmax, coupled_argmax
 
     torch.manual_seed(0)
     rows = 60
@@ -265,3 +265,47 @@ def test_filters_equal_torchs(vocab):
             ours, wanted = _filter(p.clone(), params), _torch_filter(p.clone(), params)
             assert torch.equal(ours > 0, wanted > 0)
             assert torch.allclose(ours, wanted, rtol=1e-5, atol=0)
+
+
+def test_softmax_and_peaks_equal_torchs():
+    from engine.native import rows as native
+
+    torch.manual_seed(0)
+    for vocab in (1, 5, 300, 49155):
+        logits = torch.randn(7, vocab) * torch.tensor([0.0, 0.1, 1, 3, 10, 40, 1])[:, None]
+        logits[6, : vocab // 2] = -torch.inf
+        chosen, heat = [6, 2, 4, 0, 5], [1.0, 0.01, 0.7, 2.0, 1.3]
+        library = native.kernels_for(logits)
+        found = native.softmax(library, logits, chosen, heat)
+        wanted = torch.softmax(logits[chosen].double() / torch.tensor(heat)[:, None], -1)
+        assert (found - wanted).abs().max() < 1e-6
+        assert torch.allclose(found.double(), wanted, rtol=2e-5, atol=1e-37)
+        index, top = native.peaks(library, logits, chosen)
+        assert index.tolist() == [int((logits[row] == logits[row].max()).nonzero()[0]) for row in chosen]
+        assert top.tolist() == logits[chosen].amax(-1).tolist()
+        for bad in (torch.nan, torch.inf):
+            for place in {0, vocab // 3, vocab - 1}:
+                broken = logits.clone()
+                broken[2, place] = bad
+                finite = np.isfinite(native.peaks(library, broken, range(7))[1])
+                assert finite.tolist() == [row != 2 for row in range(7)]
+
+
+@pytest.mark.parametrize("vocab", [2, 255, 256, 600, 49155])
+def test_draws_equal_torchs(vocab):
+    """After rejections of both kinds, after one that leaves nothing, and after none."""
+    from engine.draws import Rejected, _draw, _residual, draw
+
+    torch.manual_seed(vocab)
+    p = torch.softmax(torch.randn(5, vocab) * 3, -1)
+    q = torch.softmax(torch.randn(vocab) * 3, -1)
+    causes = [None, Rejected(1), Rejected(0, q), Rejected(1, p[3].clone()), None]
+    differ = 0
+    for _ in range(60):
+        u = torch.rand(5, dtype=torch.float64)
+        order = torch.randperm(5).tolist()
+        found = draw(p, u, order, [causes[row] for row in order])
+        left = torch.stack([_residual(p[row], causes[row]) for row in order])
+        differ += int((found != _draw(left, u)).sum())
+        assert (left.gather(1, found[:, None]) > 0).all()
+    assert differ <= 1  # u within rounding of an edge

@@ -72,8 +72,8 @@ def test_philox_gives_the_published_answers(counter: str, key: str, expected: st
     assert philox(words(counter), words(key)).tolist() == words(expected).tolist()
     rows = philox(words(counter).expand(3, 2, 4), words(key).expand(3, 2, 2))
     assert (rows == words(expected)).all()
-    elsewhere = noise._rounds(*words(counter).unbind(-1), *words(key).unbind(-1))  # as on a GPU
-    assert torch.stack(elsewhere).tolist() == words(expected).tolist()
+    with mock.patch.object(noise, "native_library", return_value=None):  # as on a GPU
+        assert philox(words(counter), words(key)).tolist() == words(expected).tolist()
 
 
 def test_a_stream_splits_into_its_words() -> None:

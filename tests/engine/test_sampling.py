@@ -15,9 +15,10 @@ import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from engine import sampling
+from engine.draws import draw
+from engine.native import loader
 from engine.params import SamplingParams
-from engine.sampling import SamplingState, draw, probabilities
+from engine.sampling import SamplingState, probabilities
 from tests.engine.harness import one_thread  # noqa: F401
 from tests.engine.plain_law import adjusted, filtered, plain_law
 
@@ -68,10 +69,10 @@ def test_filters_do_what_their_plain_restatement_says(logits: list[float], param
 @pytest.fixture(params=["native", "torch"])
 def single(request: pytest.FixtureRequest) -> Iterator[None]:
     """Filters of fp32 rows in the kernels, or in torch."""
-    if request.param == "native" and sampling.native_library() is None:
+    if request.param == "native" and loader.native_library() is None:
         pytest.skip("the kernels were not built")
-    library = sampling.native_library if request.param == "native" else lambda: None
-    with mock.patch.object(sampling, "native_library", library):
+    library = loader.native_library if request.param == "native" else lambda: None
+    with mock.patch.object(loader, "native_library", library):
         yield
 
 
@@ -277,8 +278,9 @@ def test_a_nucleus_does_not_depend_on_the_top_k_of_others(single: None) -> None:
 def test_rows_without_filters_are_left_alone_by_those_with() -> None:
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(1))
     p = probabilities(logits, [SamplingParams(), SamplingParams(top_k=2), SamplingParams(temperature=2.0)])
-    assert torch.equal(p[0], torch.softmax(logits[0], -1))
-    assert torch.equal(p[2], torch.softmax(logits[2] / 2.0, -1))
+    assert torch.equal(p[0], probabilities(logits[:1], [SamplingParams()])[0])
+    assert torch.allclose(p[0], torch.softmax(logits[0], -1), rtol=1e-5)
+    assert torch.equal(p[2], probabilities(logits[2:], [SamplingParams(temperature=2.0)])[0])
     assert len(kept(p[1])) == 2
 
 

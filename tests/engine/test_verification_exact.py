@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine import sampling, verification
+from engine import verification
 from engine.batch import BatchItem, DraftBlock, Verdict
+from engine.native import loader
 from engine.noise import Purpose, uniforms
 from engine.params import SamplingParams
 from engine.sampling import SamplingState
@@ -130,10 +131,10 @@ def test_every_block_length_is_lossless(gamma: int, drafter: str, name: str) -> 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_single_precision_is_lossless(name: str, kernels: str) -> None:
     """What models really return; the kernels' filters and torch's."""
-    if kernels == "native" and sampling.native_library() is None:
+    if kernels == "native" and loader.native_library() is None:
         pytest.skip("the kernels were not built")
     with mock.patch.object(
-        sampling, "native_library", sampling.native_library if kernels == "native" else lambda: None
+        loader, "native_library", loader.native_library if kernels == "native" else lambda: None
     ):
         for drafter in ("random", "processed"):
             assert_lossless(World(PROCESSORS[name], seed=8, drafter=drafter), torch.float32)
@@ -264,12 +265,12 @@ class Mutant:
             verification.draw,
         )
 
-        def laws(adjusted: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+        def laws(logits: torch.Tensor, params: list[SamplingParams], rows: list[int]) -> torch.Tensor:
             assert len(params) == 1
             bare = [replace(params[0], top_k=0, top_p=1.0, min_p=0.0)]
             memory["processed"], memory["bare"] = (
-                probabilities(adjusted, params),
-                probabilities(adjusted, bare),
+                probabilities(logits, params, rows),
+                probabilities(logits, bare, rows),
             )
             memory["q"] = None
             return memory[self.ratio].clone()
@@ -278,7 +279,7 @@ class Mutant:
             memory["q"] = draft_law(run, vocab)
             return memory["q"]
 
-        def final(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        def final(weights: torch.Tensor, u: torch.Tensor, rows: Any, rejected: Any) -> torch.Tensor:
             p = memory["processed"]
             if memory["q"] is None or self.residual == "p itself":
                 return draw(p, u)
@@ -313,8 +314,8 @@ def test_the_mutants_frame_alone_changes_nothing() -> None:
 def test_accepting_at_equality_fails() -> None:
     """`u q <= p` lets u = 0 accept a token that the target forbids: one ulp more of p says the same."""
 
-    def one_more(adjusted: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-        p = real(adjusted, params)
+    def one_more(logits: torch.Tensor, params: list[SamplingParams], rows: list[int]) -> torch.Tensor:
+        p = real(logits, params, rows)
         return torch.nextafter(p, torch.full_like(p, torch.inf))
 
     real = verification.probabilities
@@ -415,7 +416,7 @@ BELOW_ONE = 1.0 - 2.0**-53
     ],
 )
 def test_acceptance_is_strict(p_x: float, q_x: float, u: float, accepted: int) -> None:
-    def exact(adjusted: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    def exact(logits: torch.Tensor, params: list[SamplingParams], rows: list[int]) -> torch.Tensor:
         return torch.tensor([[p_x, 1.0 - p_x]], dtype=torch.float64).expand(len(params), 2).clone()
 
     block = DraftBlock((0,), torch.tensor([[q_x, 1.0 - q_x]]))
@@ -426,7 +427,7 @@ def test_acceptance_is_strict(p_x: float, q_x: float, u: float, accepted: int) -
 def test_a_rejection_with_p_equal_to_q_falls_back_to_p() -> None:
     """Rounding can reject where p = q; then the residual is empty."""
 
-    def exact(adjusted: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    def exact(logits: torch.Tensor, params: list[SamplingParams], rows: list[int]) -> torch.Tensor:
         return torch.tensor([[0.5, 0.25, 0.25]])
 
     block = DraftBlock((0,), torch.tensor([[0.75, 0.25, 0.25]]))

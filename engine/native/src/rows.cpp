@@ -1,195 +1,132 @@
-// Work on rows of the vocabulary after the head.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+// From logits to distributions and draws: what engine/sampling.py defines, for rows of fp32 in memory.
 #include <functional>
-#include <limits>
 #include <vector>
 
-#if defined(DSPARK_X86) && defined(__GNUC__) && !defined(__clang__)
-#define DSPARK_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define DSPARK_CLONES
-#endif
+#include "vocabulary.h"
+
+using namespace dspark;
 
 namespace {
 
-constexpr int kStrip = 64;
-
-// The hash of engine/noise.py, word for word.
-inline uint32_t mix(uint32_t x) {
-    x ^= x >> 16;
-    x *= 0x21F0AAADu;
-    x ^= x >> 15;
-    x *= 0x735A2D97u;
-    x ^= x >> 15;
-    return x;
-}
-
-inline uint32_t noise(uint32_t token, uint32_t key0, uint32_t key1) { return mix(mix(token ^ key0) + key1); }
-
-// Rounded in the same two steps as there: the signed word, then 2^32 added.
-inline float uniform(uint32_t r) {
-    const int32_t word = static_cast<int32_t>(r);
-    const float value = static_cast<float>(word) + (word < 0 ? 4294967296.0f : 0.0f);
-    return (value + 0.5f) * 0x1p-32f;
-}
-
-// log p + G with G = -log(-log1p(-u)); the logarithms may differ from torch's in the last bit.
-inline float score(float p, uint32_t r) {
-    const float u = std::fmin(uniform(r), 1.0f - 0x1p-24f);
-    return std::log(p) - std::log(-std::log1p(-u));
-}
-
-// Whether any of a strip's tokens can reach the score whose exp(-score) is `cut`: since -log1p(-u) >= u, a token's
-// score is at most log(p / u).
-DSPARK_CLONES
-bool may_win(const float* p, int count, uint32_t first, uint32_t key0, uint32_t key1, float cut) {
-    uint32_t found = 0;
-    for (int i = 0; i < count; ++i) {
-        // Shifted to the signed range and back, because vectors convert signed words only.
-        const int32_t shifted = static_cast<int32_t>(noise(first + i, key0, key1) ^ 0x80000000u);
-        const float u = (static_cast<float>(shifted) + 2147483648.0f) * 0x1p-32f;
-        found |= u <= p[i] * cut;
-    }
-    return found != 0;
-}
-
-int64_t coupled_argmax(const float* p, int size, uint32_t key0, uint32_t key1) {
-    int likeliest = 0;
-    for (int i = 1; i < size; ++i)
-        if (p[i] > p[likeliest]) likeliest = i;
-    float best = -std::numeric_limits<float>::infinity();
-    float bound = score(p[likeliest], noise(likeliest, key0, key1));
-    int64_t token = likeliest;
-    // A little generous, so that rounding never hides a winner.
-    float cut = std::exp(-bound) * 1.001f + 1e-30f;
-    for (int at = 0; at < size; at += kStrip) {
-        const int count = size - at < kStrip ? size - at : kStrip;
-        if (!may_win(p + at, count, at, key0, key1, cut)) continue;
-        for (int i = at; i < at + count; ++i) {
-            if (p[i] <= 0.0f) continue;
-            const float value = score(p[i], noise(i, key0, key1));
-            if (value > best) {
-                best = value;
-                token = i;
-                if (value > bound) {
-                    bound = value;
-                    cut = std::exp(-bound) * 1.001f + 1e-30f;
-                }
-            }
-        }
-    }
-    return token;
-}
-
 // ---- filters
 
-// The largest values of a row, found through a histogram of their leading bits; only the bins in which a cut falls are
-// ever sorted. All values are >= 0, so their bit patterns are ordered as they are.
-class Ranking {
-  public:
-    struct Cut {
-        int kept = 0;         // how many of the largest values stay
-        float least = 0.0f;   // the smallest of them
-        int ties = 0;         // how many values equal to it stay
-        double mass = 0.0;
-    };
-
-    Ranking(const float* p, int size) : p_(p), size_(size), count_(kBins), mass_(kBins) {
-        for (int i = 0; i < size; ++i) {
-            const int bin = bin_of(p[i]);
-            ++count_[bin];
-            mass_[bin] += p[i];
-        }
+// The values of a row that are at least `floor`, in order of their index.
+std::vector<float> at_least(const float* p, int size, float floor) {
+    std::vector<float> out;
+    for (int at = 0; at < size; at += kSumBlock) {
+        const int count = std::min(kSumBlock, size - at);
+        if (row_max(p + at, count) < floor) continue;
+        for (int i = at; i < at + count; ++i)
+            if (p[i] >= floor) out.push_back(p[i]);
     }
+    return out;
+}
 
-    // The n largest (all, if there are fewer).
-    Cut by_count(int n) const {
-        return walk([n](const Cut& cut, float) { return cut.kept < n; });
-    }
-    // The fewest whose mass reaches `target`, at least one.
-    Cut by_mass(double target) const {
-        return walk([target](const Cut& cut, float) { return cut.kept == 0 || cut.mass < target; });
-    }
-    // All that are at least `floor`.
-    Cut by_floor(float floor) const {
-        return walk([floor](const Cut&, float value) { return value >= floor; });
-    }
-
-  private:
-    static constexpr int kBins = 4096;  // sign (always 0), exponent and 4 bits of mantissa
-
-    static int bin_of(float value) {
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        return static_cast<int>(bits >> 19) & (kBins - 1);
-    }
-
-    static float least_of(int bin) {
-        const uint32_t bits = static_cast<uint32_t>(bin) << 19;
-        float value;
-        std::memcpy(&value, &bits, 4);
-        return value;
-    }
-
-    // Take values in descending order while `goes_on(so far, next)`; it must not come true again.
-    template <class Test>
-    Cut walk(Test goes_on) const {
-        Cut cut;
-        std::vector<float> values;
-        for (int bin = kBins - 1; bin >= 0; --bin) {
-            if (count_[bin] == 0) continue;
-            Cut whole = cut;  // if even the bin's least value would still be taken last, the bin goes as a whole
-            whole.kept += count_[bin] - 1;
-            whole.mass += mass_[bin];
-            if (bin > 0 && goes_on(whole, least_of(bin))) {
-                ++whole.kept;
-                whole.least = least_of(bin);
-                whole.ties = size_;  // whatever equals it is in this bin, and stays
-                cut = whole;
-                continue;
-            }
-            values.clear();
-            for (int i = 0; i < size_; ++i)
-                if (bin_of(p_[i]) == bin) values.push_back(p_[i]);
-            std::sort(values.begin(), values.end(), std::greater<float>());
-            for (const float value : values) {
-                if (!goes_on(cut, value)) return cut;
-                cut.ties = cut.kept > 0 && value == cut.least ? cut.ties + 1 : 1;
-                cut.least = value;
-                cut.mass += value;
-                ++cut.kept;
-            }
-        }
-        return cut;
-    }
-
-    const float* p_;
-    const int size_;
-    std::vector<int> count_;
-    std::vector<double> mass_;
+// A cut through values in descending order.
+struct Cut {
+    int kept = 0;        // how many of the largest stay
+    float least = 0.0f;  // the smallest of them
+    int ties = 0;        // how many values equal to it stay
+    double mass = 0.0;
 };
 
-// Min-p, top-k and top-p on one row, in place, as engine/sampling.py defines them; then normalised.
-void filter_row(float* p, int size, int top_k, double top_p, double min_p) {
-    const Ranking ranking(p, size);
-    Ranking::Cut cut;
+// Take values, sorted in descending order, while `goes_on(so far, next)`.
+template <class Test>
+Cut walk(const std::vector<float>& values, Test goes_on) {
+    Cut cut;
+    for (const float value : values) {
+        if (!goes_on(cut, value)) break;
+        cut.ties = cut.kept > 0 && value == cut.least ? cut.ties + 1 : 1;
+        cut.least = value;
+        cut.mass += value;
+        ++cut.kept;
+    }
+    return cut;
+}
+
+// Min-p, then top-k, then top-p, on the largest values of a row of `size`, sorted in descending order. False if the
+// cut may lie below them.
+bool find_cut(const std::vector<float>& values, int size, int top_k, double top_p, double min_p, Cut& cut) {
+    const int seen = static_cast<int>(values.size());
+    const bool whole = seen == size;
+    cut = Cut{};
     cut.kept = size, cut.mass = 1.0, cut.ties = size;  // least is 0: everything stays
-    if (min_p > 0.0) cut = ranking.by_floor(static_cast<float>(min_p) * *std::max_element(p, p + size));
-    if (top_k > 0 && top_k < cut.kept) cut = ranking.by_count(top_k);
+    if (min_p > 0.0) {
+        const float floor = static_cast<float>(min_p) * values.front();
+        cut = walk(values, [floor](const Cut&, float value) { return value >= floor; });
+        if (cut.kept == seen && !whole) return false;
+    }
+    if (top_k > 0 && top_k < cut.kept) {
+        if (top_k >= seen && !whole) return false;
+        cut = walk(values, [top_k](const Cut& so_far, float) { return so_far.kept < top_k; });
+    }
     if (top_p < 1.0) {
-        const Ranking::Cut nucleus = ranking.by_mass(top_p * cut.mass);
+        const double target = top_p * cut.mass;
+        const Cut nucleus = walk(
+            values, [target](const Cut& so_far, float) { return so_far.kept == 0 || so_far.mass < target; });
+        if (nucleus.kept == seen && !whole && nucleus.kept < cut.kept) return false;
         if (nucleus.kept < cut.kept) cut = nucleus;
     }
-    double sum = 0.0;
-    for (int i = 0, ties = cut.ties; i < size; ++i) {
-        if (p[i] < cut.least || (p[i] == cut.least && ties-- <= 0)) p[i] = 0.0f;
-        sum += p[i];
+    return true;
+}
+
+DSPARK_CLONES
+int drop_below(float* p, int size, float least) {
+    int equal = 0;
+    for (int i = 0; i < size; ++i) {
+        equal += p[i] == least;
+        p[i] = p[i] < least ? 0.0f : p[i];
     }
-    const float total = static_cast<float>(sum);
-    for (int i = 0; i < size; ++i) p[i] /= total;
+    return equal;
+}
+
+void filter_row(float* p, int size, int top_k, double top_p, double min_p) {
+    // Few values decide, as a rule: only those not too far below the largest are sorted, more if they do not settle it.
+    const float top = row_max(p, size);
+    Cut cut;
+    for (float share = 1.0f / 128;; share = share > 1e-12f ? share / 128 : 0.0f) {
+        std::vector<float> values = at_least(p, size, top * share);
+        std::sort(values.begin(), values.end(), std::greater<float>());
+        if (find_cut(values, size, top_k, top_p, min_p, cut)) break;
+    }
+    const int equal = drop_below(p, size, cut.least);
+    for (int i = 0, ties = cut.ties; equal > cut.ties && i < size; ++i)
+        if (p[i] == cut.least && ties-- <= 0) p[i] = 0.0f;
+    row_divide(p, size, static_cast<float>(row_sum(p, size)));
+}
+
+// ---- draws
+
+// Inverse CDF: the first token whose cumulative weight exceeds u times the sum; -1 if the sum is 0.
+int64_t draw(const float* weights, int size, double u) {
+    const int blocks = (size + kSumBlock - 1) / kSumBlock;
+    static thread_local std::vector<double> upto;
+    upto.resize(blocks);
+    double total = 0.0;
+    for (int b = 0; b < blocks; ++b)
+        upto[b] = total += block_sum(weights + b * kSumBlock, std::min(kSumBlock, size - b * kSumBlock));
+    if (!(total > 0.0)) return -1;
+    const double target = std::min(u * total, std::nextafter(total, 0.0));
+    const int b = static_cast<int>(std::upper_bound(upto.begin(), upto.end(), target) - upto.begin());
+    const double rest = target - (b ? upto[b - 1] : 0.0);
+    double sum = 0.0;
+    int64_t last = -1;  // rounding may leave the target just beyond the block's end
+    for (int i = b * kSumBlock; i < std::min((b + 1) * kSumBlock, size); ++i) {
+        if (weights[i] <= 0.0f) continue;
+        last = i;
+        sum += weights[i];
+        if (sum > rest) break;
+    }
+    return last;
+}
+
+// What is left of p where the draft's law q was rejected: max(p - q, 0).
+DSPARK_CLONES
+void residual(const float* p, const float* q, int size, float* out) {
+    for (int i = 0; i < size; ++i) {
+        const float rest = p[i] - q[i];
+        out[i] = rest > 0.0f ? rest : 0.0f;
+    }
 }
 
 }  // namespace
@@ -197,16 +134,49 @@ void filter_row(float* p, int size, int top_k, double top_p, double min_p) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// argmax of log p + G for each row; p [rows][size], keys [rows][2], out [rows]
-void dspark_coupled_argmax(const float* p, int rows, int size, const uint32_t* keys, int64_t* out) {
-    for (int r = 0; r < rows; ++r)
-        out[r] = coupled_argmax(p + static_cast<int64_t>(r) * size, size, keys[2 * r], keys[2 * r + 1]);
+// Argmax (lowest index) and maximum of chosen rows of x [.][size]; the maximum is NaN if the row holds one.
+void dspark_peaks(const float* x, const int64_t* rows, int n, int size, int64_t* index, float* top) {
+    for (int r = 0; r < n; ++r) {
+        const float* row = x + rows[r] * size;
+        top[r] = row_max(row, size);
+        index[r] = row_find(row, size, top[r]);
+    }
+}
+
+// Softmax of chosen rows of x [.][size] at a temperature each -> out [n][size]
+void dspark_softmax(const float* x, const int64_t* rows, int n, int size, const float* temperatures, float* out) {
+    for (int r = 0; r < n; ++r) {
+        const float* row = x + rows[r] * size;
+        row_softmax(row, size, row_max(row, size), temperatures[r], out + static_cast<int64_t>(r) * size);
+    }
 }
 
 // Filters of each row, in place; p [rows][size], top_k [rows] (0: off), top_p and min_p [rows]
 void dspark_filter(float* p, int rows, int size, const int32_t* top_k, const double* top_p,
                    const double* min_p) {
     for (int r = 0; r < rows; ++r) filter_row(p + static_cast<int64_t>(r) * size, size, top_k[r], top_p[r], min_p[r]);
+}
+
+// A draw from each row of p [.][size], less the draft's law where one was rejected: laws[r] points to q [size], or is
+// null; tokens[r] is the draft of a one-hot law, or -1. Where nothing is left, p itself is drawn from.
+void dspark_draw(const float* p, const int64_t* rows, int n, int size, const double* u, const float* const* laws,
+                 const int64_t* tokens, int64_t* out) {
+    std::vector<float> rest;
+    for (int r = 0; r < n; ++r) {
+        const float* row = p + rows[r] * size;
+        out[r] = -1;
+        if (laws[r] || tokens[r] >= 0) {
+            rest.resize(size);
+            if (laws[r]) {
+                residual(row, laws[r], size, rest.data());
+            } else {
+                std::copy(row, row + size, rest.begin());
+                rest[tokens[r]] = 0.0f;
+            }
+            out[r] = draw(rest.data(), size, u[r]);
+        }
+        if (out[r] < 0) out[r] = draw(row, size, u[r]);
+    }
 }
 
 }  // extern "C"
