@@ -37,11 +37,6 @@ def draw(
     """
     rows = range(len(u)) if rows is None else rows
     rejected = [None] * len(rows) if rejected is None else rejected
-    library = native.kernels_for(p)
-    if library is not None:
-        laws = [r.law.float().contiguous() if r is not None and r.law is not None else None for r in rejected]
-        tokens = [-1 if r is None else r.token for r in rejected]
-        return torch.tensor(native.draw(library, p, rows, u.numpy(), laws, tokens))
     left = [_residual(p[row], cause) for row, cause in zip(rows, rejected, strict=True)]
     return _draw(torch.stack(left), u)
 
@@ -90,7 +85,10 @@ def coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     torch's to the last bit or so, the uniforms exactly.
     """
     library = native.kernels_for(p)
-    return native.coupled_argmax(library, p, keys) if library is not None else _coupled_argmax(p, keys)
+    if library is None:
+        return _coupled_argmax(p, keys)
+    words = [(a & 0xFFFFFFFF, b & 0xFFFFFFFF) for a, b in keys.tolist()]
+    return torch.tensor(native.coupled_argmax(library, p, words))
 
 
 def _coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

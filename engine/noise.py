@@ -7,9 +7,9 @@ token): draft and target see the same noise, so the text does not depend on the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
-import numpy as np
 import torch
 
 from engine.native import rows
@@ -33,15 +33,7 @@ def philox(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
     Returns [..., 4] int64 in [0, 2^32).
     """
-    library = native_library() if counter.device.type == "cpu" else None
-    if library is None:
-        return torch.stack(_rounds(*counter.unbind(-1), *key.unbind(-1)), -1)
-    words = rows.philox(
-        library,
-        counter.numpy().astype(np.uint32).reshape(-1, 4),
-        key.numpy().astype(np.uint32).reshape(-1, 2),
-    )
-    return torch.from_numpy(words.astype(np.int64)).view(counter.shape)
+    return torch.stack(_rounds(*counter.unbind(-1), *key.unbind(-1)), -1)
 
 
 def _rounds(
@@ -101,6 +93,34 @@ def row_keys(seeds: torch.Tensor, choices: torch.Tensor, positions: torch.Tensor
     key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK), -1)
     words = philox(counter & _MASK, key)[..., :2]
     return (words - ((words >> 31) << 32)).to(torch.int32)  # the same bits, as signed words
+
+
+def host_uniforms(
+    streams: Sequence[tuple[int, int, int, int]],
+    positions: Sequence[int],
+    rounds: Sequence[int],
+    slots: int,
+    purpose: Purpose,
+) -> list[list[float]]:
+    """`uniforms` of a few sequences as plain numbers, in the kernels where they are: [n][slots]."""
+    library = native_library()
+    if library is not None:
+        return rows.uniforms(library, streams, positions, rounds, slots, purpose)
+    numbers: list[list[float]] = uniforms(
+        torch.tensor(streams), torch.tensor(positions), torch.tensor(rounds), slots, purpose
+    ).tolist()
+    return numbers
+
+
+def host_row_keys(
+    seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]
+) -> list[tuple[int, int]]:
+    """`row_keys` as pairs of unsigned words."""
+    library = native_library()
+    if library is not None:
+        return rows.row_keys(library, seeds, choices, positions)
+    keys = row_keys(torch.tensor(seeds), torch.tensor(choices), torch.tensor(positions))
+    return [(a & _MASK, b & _MASK) for a, b in keys.tolist()]
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from engine.native import rows as native
@@ -81,19 +80,6 @@ class SamplingState:
         if params.presence_penalty or params.frequency_penalty:
             counts = self._counts
             logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-
-
-def peaks(logits: torch.Tensor, rows: Sequence[int]) -> tuple[list[int], list[bool]]:
-    """Of chosen rows of [., V]: the argmax, lowest id first, and whether the row can be used.
-
-    A row with a NaN or an infinity in it, or with nothing but -infinity, came out of a broken model.
-    """
-    library = native.kernels_for(logits)
-    if library is not None:
-        index, top = native.peaks(library, logits, rows)
-        return index.tolist(), np.isfinite(top).tolist()
-    chosen = logits[torch.tensor(rows)]
-    return chosen.argmax(-1).tolist(), chosen.amax(-1).isfinite().tolist()
 
 
 def probabilities(

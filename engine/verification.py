@@ -4,10 +4,8 @@ Rows of a block are looked at one after another, all sequences together: row i i
 drafts 1..i were accepted, so processing costs what is emitted, and everything that depends on position
 (penalties, minimum length, random streams) is exact by construction.
 
-* greedy: emit the argmax; go on while it equals the draft.
-* coupled (seeded): emit argmax(log p + G); go on while it equals the draft.
-* rejection: accept draft x iff u * q(x) < p(x); at the first rejection draw from max(p - q, 0); after a
-  fully accepted block draw the bonus from p (Leviathan et al. 2023; Chen et al. 2023).
+What a row decides is in engine/decision.py. A run goes on while the decision is the draft; it ends with the
+first that is not, or with the bonus token after a fully accepted block.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.batch import BatchItem, Finish, Verdict
-from engine.draws import Rejected, coupled_argmax, draw
-from engine.noise import Purpose, row_keys, uniforms
+from engine.decision import Choice, decide
+from engine.noise import Purpose, host_row_keys, host_uniforms
 from engine.outputs import TokenLogprob
-from engine.sampling import peaks, probabilities
 
 
 @dataclass(slots=True)
@@ -30,19 +27,13 @@ class _Run:
 
     item: BatchItem
     row: int  # of the anchor, in the logits
-    accept_u: list[float] = field(default_factory=list)  # [verify + 1]
-    final_u: list[float] = field(default_factory=list)  # [verify + 1]
+    accept_u: list[float] | None = None  # [1 + verify], of a run that rejection sampling decides
+    final_u: list[float] | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     logp: torch.Tensor | None = None  # [V] log probabilities of the present row, if they are reported
     accepted: int = 0
     verdict: Verdict | None = None
-
-    @property
-    def proposed(self) -> int | None:
-        """The draft that the next row must agree with; None at the bonus row."""
-        draft, done = self.item.draft, len(self.tokens)
-        return draft.tokens[done] if draft is not None and done < self.item.verify else None
 
     def emit(self, token: int, accepted: bool) -> None:
         """Take one token; close the run if it is a stop token, the last allowed, or a correction."""
@@ -91,90 +82,52 @@ def _draw_uniforms(runs: list[_Run]) -> None:
     ]
     if not sampled:
         return
-    streams = torch.tensor([run.item.state.stream for run in sampled], dtype=torch.int64)
-    anchors = torch.tensor([run.item.anchor for run in sampled], dtype=torch.int64)
-    rounds = torch.tensor([run.item.round for run in sampled], dtype=torch.int64)
+    streams = [run.item.state.stream for run in sampled]
+    anchors = [run.item.anchor for run in sampled]
+    rounds = [run.item.round for run in sampled]
     slots = 1 + max(run.item.verify for run in sampled)
-    accept = uniforms(streams, anchors, rounds, slots, Purpose.ACCEPT).tolist()
-    final = uniforms(streams, anchors, rounds, slots, Purpose.FINAL).tolist()
+    accept = host_uniforms(streams, anchors, rounds, slots, Purpose.ACCEPT)
+    final = host_uniforms(streams, anchors, rounds, slots, Purpose.FINAL)
     for i, run in enumerate(sampled):
         run.accept_u, run.final_u = accept[i], final[i]
 
 
 def _advance(live: list[_Run], logits: torch.Tensor) -> None:
     """Process the next row of every live run."""
-    rows = [run.row + len(run.tokens) for run in live]
-    tops, finite = peaks(logits, rows)
-    for i, run in enumerate(live):
-        if not finite[i]:  # NaN or infinity came out of the model: fail this sequence, and only this one
-            run.close("error")
-        elif run.item.state.params.logprobs is not None:
-            run.logp = torch.log_softmax(
-                logits[rows[i]], -1
-            )  # of the model itself, before anything changes it
-    adjusting = [i for i, run in enumerate(live) if run.verdict is None and run.item.state.adjusts]
-    if adjusting:
-        for i in adjusting:
-            live[i].item.state.adjust(logits[rows[i]])  # in place: this row is looked at only now
-        for i, top, ok in zip(adjusting, *peaks(logits, [rows[i] for i in adjusting]), strict=True):
-            tops[i] = top
-            if not ok:  # nothing is left that may be emitted
-                live[i].close("error")
-
-    greedy: list[int] = []
-    seeded: list[int] = []
-    free: list[int] = []
-    for i, run in enumerate(live):
-        params = run.item.state.params
-        if run.verdict is None:
-            (greedy if params.greedy else free if params.seed is None else seeded).append(i)
-    if greedy:
-        _settle([live[i] for i in greedy], [tops[i] for i in greedy])
+    choices = [_choice(run, logits) for run in live]
+    seeded = [i for i, choice in enumerate(choices) if choice.kind == "coupled"]
     if seeded:
-        _coupled([live[i] for i in seeded], logits, [rows[i] for i in seeded])
-    if free:
-        _rejection([live[i] for i in free], logits, [rows[i] for i in free])
-
-
-def _settle(runs: list[_Run], targets: list[int]) -> None:
-    """The target's token is emitted whatever was drafted; the run goes on where they agree."""
-    for run, token in zip(runs, targets, strict=True):
-        run.emit(token, accepted=token == run.proposed)
-
-
-def _coupled(runs: list[_Run], logits: torch.Tensor, rows: list[int]) -> None:
-    p = probabilities(logits, [run.item.state.params for run in runs], rows)
-    keys = row_keys(
-        torch.tensor([run.item.state.params.seed for run in runs], dtype=torch.int64),
-        torch.tensor([run.item.state.choice for run in runs], dtype=torch.int64),
-        torch.tensor([run.item.anchor + 1 + len(run.tokens) for run in runs], dtype=torch.int64),
-    )
-    _settle(runs, coupled_argmax(p, keys).tolist())
-
-
-def _rejection(runs: list[_Run], logits: torch.Tensor, rows: list[int]) -> None:
-    p = probabilities(logits, [run.item.state.params for run in runs], rows)
-    drafts = torch.tensor([[run.proposed or 0] for run in runs])
-    chances = p.gather(1, drafts)[:, 0].tolist()
-    last: list[int] = []  # runs that draw their last token here
-    rejected: list[Rejected | None] = []
-    for i, run in enumerate(runs):
-        x = run.proposed
-        if x is None:
-            last.append(i)
-            rejected.append(None)
-            continue
-        q = _draft_law(run, p.shape[-1])
-        q_x = 1.0 if q is None else float(q[x])
-        if run.accept_u[len(run.tokens)] * q_x < chances[i]:
-            run.emit(x, accepted=True)
+        keys = host_row_keys(
+            [live[i].item.state.params.seed or 0 for i in seeded],
+            [live[i].item.state.choice for i in seeded],
+            [live[i].item.anchor + 1 + len(live[i].tokens) for i in seeded],
+        )
+        for i, key in zip(seeded, keys, strict=True):
+            choices[i].key = key
+    for run, decision in zip(live, decide(logits, choices), strict=True):
+        if decision is None:  # no distribution came out of the model: fail this sequence, and only this one
+            run.close("error")
         else:
-            last.append(i)
-            rejected.append(Rejected(x, q))
-    if last:
-        u = torch.tensor([runs[i].final_u[len(runs[i].tokens)] for i in last], dtype=torch.float64)
-        for i, token in zip(last, draw(p, u, last, rejected).tolist(), strict=True):
-            runs[i].emit(token, accepted=False)
+            run.emit(decision.token, decision.accepted)
+
+
+def _choice(run: _Run, logits: torch.Tensor) -> Choice:
+    """What the run's next row is to decide. Adjusts the row in place: it is looked at only now."""
+    state, done = run.item.state, len(run.tokens)
+    choice = Choice(run.row + done, state.params)
+    if state.params.logprobs is not None or state.adjusts:
+        row = logits[choice.row]
+        if state.params.logprobs is not None:
+            run.logp = torch.log_softmax(row, -1)  # of the model itself, before anything changes the row
+        if state.adjusts:
+            state.adjust(row)
+    draft = run.item.draft
+    if draft is not None and done < run.item.verify:
+        choice.draft = draft.tokens[done]
+        choice.law = None if run.accept_u is None else _draft_law(run, logits.shape[-1])
+    if run.accept_u is not None and run.final_u is not None:
+        choice.accept_u, choice.final_u = run.accept_u[done], run.final_u[done]
+    return choice
 
 
 def _draft_law(run: _Run, vocab: int) -> torch.Tensor | None:

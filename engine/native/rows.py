@@ -1,6 +1,7 @@
 """Work on rows of the vocabulary in the kernels: for fp32 on the CPU, where the kernels were built.
 
-Each function does what its namesake in torch does, row by row: a result never depends on the other rows.
+Results never depend on the other rows. Arguments go over as ctypes arrays, because this code runs between two
+forward passes, each of which has emptied the caches: the fewer different things it touches, the better.
 """
 
 from __future__ import annotations
@@ -8,11 +9,32 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.native import loader
+
+KINDS = {"greedy": 0, "rejection": 1, "coupled": 2}
+
+
+class Choice(ctypes.Structure):
+    """One row's decision, as engine/native/src/rows.cpp declares it."""
+
+    _fields_ = (
+        ("row", ctypes.c_int64),
+        ("draft", ctypes.c_int64),
+        ("law", ctypes.c_void_p),
+        ("accept_u", ctypes.c_double),
+        ("final_u", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("min_p", ctypes.c_double),
+        ("temperature", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("key0", ctypes.c_uint32),
+        ("key1", ctypes.c_uint32),
+        ("accepted", ctypes.c_int32),
+        ("token", ctypes.c_int64),
+    )
 
 
 def kernels_for(rows: torch.Tensor) -> ctypes.CDLL | None:
@@ -22,41 +44,23 @@ def kernels_for(rows: torch.Tensor) -> ctypes.CDLL | None:
     return loader.native_library()
 
 
-def _chosen(rows: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.asarray(rows, dtype=np.int64)
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
-def peaks(
-    library: ctypes.CDLL, logits: torch.Tensor, rows: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Argmax (lowest id) and maximum of chosen rows; the maximum of a row that holds a NaN is NaN."""
-    chosen = _chosen(rows)
-    index, top = np.empty(len(chosen), np.int64), np.empty(len(chosen), np.float32)
-    library.dspark_peaks(
-        logits.data_ptr(),
-        chosen.ctypes.data,
-        len(chosen),
-        logits.shape[-1],
-        index.ctypes.data,
-        top.ctypes.data,
-    )
-    return index, top
+def decide(library: ctypes.CDLL, logits: torch.Tensor, choices: ctypes.Array[Choice]) -> None:
+    """Fill in `token` and `accepted` of each choice over logits [., V]; see `engine.decision`."""
+    library.dspark_decide(logits.data_ptr(), logits.shape[-1], choices, len(choices))
 
 
 def softmax(
     library: ctypes.CDLL, logits: torch.Tensor, rows: Sequence[int], temperatures: Sequence[float]
 ) -> torch.Tensor:
     """softmax(logits[rows] / temperature) -> [n, V]. What is below e^-87 of the likeliest is 0."""
-    chosen, heat = _chosen(rows), np.asarray(temperatures, dtype=np.float32)
-    out = torch.empty(len(chosen), logits.shape[-1])
-    library.dspark_softmax(
-        logits.data_ptr(),
-        chosen.ctypes.data,
-        len(chosen),
-        logits.shape[-1],
-        heat.ctypes.data,
-        out.data_ptr(),
-    )
+    n = len(rows)
+    out = torch.empty(n, logits.shape[-1])
+    heat = (ctypes.c_float * n)(*temperatures)
+    library.dspark_softmax(logits.data_ptr(), _integers(rows), n, logits.shape[-1], heat, out.data_ptr())
     return out
 
 
@@ -68,51 +72,45 @@ def filter_rows(
     min_p: Sequence[float],
 ) -> None:
     """Min-p, top-k (0: off), top-p, then normalise; in place."""
-    k, nucleus, floor = np.asarray(top_k, np.int32), np.asarray(top_p), np.asarray(min_p)
-    library.dspark_filter(
-        p.data_ptr(), p.shape[0], p.shape[1], k.ctypes.data, nucleus.ctypes.data, floor.ctypes.data
+    n = p.shape[0]
+    k, nucleus, floor = (
+        (ctypes.c_int32 * n)(*top_k),
+        (ctypes.c_double * n)(*top_p),
+        (ctypes.c_double * n)(*min_p),
     )
+    library.dspark_filter(p.data_ptr(), n, p.shape[1], k, nucleus, floor)
 
 
-def draw(
+def coupled_argmax(library: ctypes.CDLL, p: torch.Tensor, keys: Sequence[tuple[int, int]]) -> list[int]:
+    """argmax(log p + G) of each row [n, V] under its key."""
+    n = len(keys)
+    words = (ctypes.c_uint32 * (2 * n))(*[word for key in keys for word in key])
+    out = (ctypes.c_int64 * n)()
+    library.dspark_coupled_argmax(p.data_ptr(), n, p.shape[1], words, out)
+    return list(out)
+
+
+def uniforms(
     library: ctypes.CDLL,
-    p: torch.Tensor,
-    rows: Sequence[int],
-    u: Sequence[float] | npt.NDArray[np.float64],
-    laws: Sequence[torch.Tensor | None],
-    tokens: Sequence[int],
-) -> list[int]:
-    """Draw from max(p - q, 0) of chosen rows; q is laws[i] [V], or one-hot at tokens[i], or 0 (None and -1)."""
-    chosen, uniform = _chosen(rows), np.asarray(u, dtype=np.float64)
-    one_hot, out = np.asarray(tokens, dtype=np.int64), np.empty(len(chosen), np.int64)
-    pointers = np.array([0 if law is None else law.data_ptr() for law in laws], dtype=np.uintp)
-    library.dspark_draw(
-        p.data_ptr(),
-        chosen.ctypes.data,
-        len(chosen),
-        p.shape[-1],
-        uniform.ctypes.data,
-        pointers.ctypes.data,
-        one_hot.ctypes.data,
-        out.ctypes.data,
-    )
-    drawn: list[int] = out.tolist()
-    return drawn
+    streams: Sequence[tuple[int, int, int, int]],
+    positions: Sequence[int],
+    rounds: Sequence[int],
+    slots: int,
+    purpose: int,
+) -> list[list[float]]:
+    """The very numbers of `engine.noise.uniforms`."""
+    n = len(streams)
+    words = _integers([word for stream in streams for word in stream])
+    out = (ctypes.c_double * (n * slots))()
+    library.dspark_uniforms(words, _integers(positions), _integers(rounds), n, slots, purpose, out)
+    return [out[i * slots : (i + 1) * slots] for i in range(n)]
 
 
-def coupled_argmax(library: ctypes.CDLL, p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """argmax(log p + G) of each row. keys [n, 2] int32. Returns [n] int64."""
-    keys = keys.contiguous()
-    out = torch.empty(p.shape[0], dtype=torch.int64)
-    library.dspark_coupled_argmax(p.data_ptr(), p.shape[0], p.shape[1], keys.data_ptr(), out.data_ptr())
-    return out
-
-
-def philox(
-    library: ctypes.CDLL, counters: npt.NDArray[np.uint32], keys: npt.NDArray[np.uint32]
-) -> npt.NDArray[np.uint32]:
-    """Philox4x32-10. counters [n, 4], keys [n, 2] -> [n, 4]."""
-    counters, keys = np.ascontiguousarray(counters), np.ascontiguousarray(keys)
-    out = np.empty_like(counters)
-    library.dspark_philox(counters.ctypes.data, keys.ctypes.data, len(counters), out.ctypes.data)
-    return out
+def row_keys(
+    library: ctypes.CDLL, seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The very keys of `engine.noise.row_keys`, as unsigned words."""
+    n = len(seeds)
+    out = (ctypes.c_uint32 * (2 * n))()
+    library.dspark_row_keys(_integers(seeds), _integers(choices), _integers(positions), n, out)
+    return [(out[2 * i], out[2 * i + 1]) for i in range(n)]

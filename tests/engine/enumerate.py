@@ -1,6 +1,7 @@
 """Exact enumeration of what `engine.verification.verify` emits, over every draft and every uniform.
 
-`verify` reads its uniforms from `engine.noise.uniforms`. Here they come from a table instead: each uniform
+`verify` reads its uniforms from `engine.noise.host_uniforms`.
+Here they come from a table instead: each uniform
 that a run reads is split into cells of [0, 1), one run of the real code per cell, weighted by its width.
 The edges of the cells are the places where a correct implementation may change its mind (p/q for an
 acceptance, the cumulative sums for a draw), with a narrow cell on either side of each, so that an
@@ -289,16 +290,15 @@ class Enumeration:
             rows += [world.logits(block.tokens[:row]) for row in range(verify + 1)]
 
         def uniforms(
-            streams: torch.Tensor, positions: torch.Tensor, rounds: torch.Tensor, slots: int, purpose: Purpose
-        ) -> torch.Tensor:
-            assert (positions == len(history) - 1).all()
-            table = [
+            streams: object, positions: list[int], rounds: list[int], slots: int, purpose: Purpose
+        ) -> list[list[float]]:
+            assert set(positions) == {len(history) - 1}
+            return [
                 [branches[index].fixed.get(self.alias((purpose, slot)), self.filler) for slot in range(slots)]
-                for index in rounds.tolist()
+                for index in rounds
             ]
-            return torch.tensor(table, dtype=torch.float64)
 
-        with mock.patch.object(verification, "uniforms", uniforms):
+        with mock.patch.object(verification, "host_uniforms", uniforms):
             return verification.verify(items, torch.tensor(rows, dtype=self.dtype))
 
 

@@ -267,7 +267,7 @@ def test_filters_equal_torchs(vocab):
             assert torch.allclose(ours, wanted, rtol=1e-5, atol=0)
 
 
-def test_softmax_and_peaks_equal_torchs():
+def test_softmax_equals_torchs():
     from engine.native import rows as native
 
     torch.manual_seed(0)
@@ -275,37 +275,54 @@ def test_softmax_and_peaks_equal_torchs():
         logits = torch.randn(7, vocab) * torch.tensor([0.0, 0.1, 1, 3, 10, 40, 1])[:, None]
         logits[6, : vocab // 2] = -torch.inf
         chosen, heat = [6, 2, 4, 0, 5], [1.0, 0.01, 0.7, 2.0, 1.3]
-        library = native.kernels_for(logits)
-        found = native.softmax(library, logits, chosen, heat)
+        found = native.softmax(native.kernels_for(logits), logits, chosen, heat)
         wanted = torch.softmax(logits[chosen].double() / torch.tensor(heat)[:, None], -1)
         assert (found - wanted).abs().max() < 1e-6
         assert torch.allclose(found.double(), wanted, rtol=2e-5, atol=1e-37)
-        index, top = native.peaks(library, logits, chosen)
-        assert index.tolist() == [int((logits[row] == logits[row].max()).nonzero()[0]) for row in chosen]
-        assert top.tolist() == logits[chosen].amax(-1).tolist()
-        for bad in (torch.nan, torch.inf):
-            for place in {0, vocab // 3, vocab - 1}:
-                broken = logits.clone()
-                broken[2, place] = bad
-                finite = np.isfinite(native.peaks(library, broken, range(7))[1])
-                assert finite.tolist() == [row != 2 for row in range(7)]
 
 
 @pytest.mark.parametrize("vocab", [2, 255, 256, 600, 49155])
-def test_draws_equal_torchs(vocab):
-    """After rejections of both kinds, after one that leaves nothing, and after none."""
-    from engine.draws import Rejected, _draw, _residual, draw
+def test_decisions_equal_torchs(vocab):
+    """Every kind, with and without filters; after rejections that leave nothing; and rows that are broken."""
+    from engine.decision import Choice, _decide, decide
+    from engine.params import SamplingParams
 
+    rng = np.random.default_rng(vocab)
     torch.manual_seed(vocab)
-    p = torch.softmax(torch.randn(5, vocab) * 3, -1)
-    q = torch.softmax(torch.randn(vocab) * 3, -1)
-    causes = [None, Rejected(1), Rejected(0, q), Rejected(1, p[3].clone()), None]
-    differ = 0
-    for _ in range(60):
-        u = torch.rand(5, dtype=torch.float64)
-        order = torch.randperm(5).tolist()
-        found = draw(p, u, order, [causes[row] for row in order])
-        left = torch.stack([_residual(p[row], causes[row]) for row in order])
-        differ += int((found != _draw(left, u)).sum())
-        assert (left.gather(1, found[:, None]) > 0).all()
-    assert differ <= 1  # u within rounding of an edge
+    logits = torch.randn(8, vocab) * 3
+    logits[6, rng.integers(vocab)], logits[7, rng.integers(vocab)] = torch.nan, torch.inf
+    laws = [None, torch.softmax(torch.randn(vocab) * 3, -1), torch.softmax(logits[0], -1)]
+    filters = [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01}]
+    differ = total = 0
+    for _ in range(40):
+        choices = []
+        for _ in range(9):
+            temperature = float(rng.choice([0.0, 0.3, 1.0]))
+            seed = {"seed": 1} if rng.random() < 0.3 else {}
+            params = SamplingParams(temperature=temperature, **seed, **filters[rng.integers(5)])
+            draft = int(rng.integers(vocab)) if rng.random() < 0.7 else None
+            law = laws[rng.integers(3)] if draft is not None and not seed and temperature else None
+            key = (int(rng.integers(2**32)), int(rng.integers(2**32)))
+            accept, final = rng.random(2).tolist()
+            choices.append(Choice(int(rng.integers(8)), params, draft, law, accept, final, key))
+        for choice, ours, wanted in zip(
+            choices, decide(logits, choices), _decide(logits, choices), strict=True
+        ):
+            assert (ours is None) == (wanted is None) == (choice.row >= 6)
+            differ += ours != wanted
+            total += 1
+    assert total == 360
+    assert differ <= 2  # a number within rounding of an edge
+
+
+def test_a_rejection_that_leaves_nothing_draws_from_p():
+    from engine.decision import Choice, decide
+    from engine.params import SamplingParams
+
+    logits = torch.randn(1, 300)
+    p = torch.softmax(logits[0], -1)
+    draft = int(p.argmin())
+    choice = Choice(0, SamplingParams(), draft, p * 4.0, accept_u=0.99, final_u=0.5)
+    (decision,) = decide(logits, [choice])
+    assert not decision.accepted
+    assert p.cumsum(0)[decision.token] >= 0.5 - 1e-6 > p.cumsum(0)[decision.token] - p[decision.token] - 2e-6

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine import verification
+from engine import decision, verification
 from engine.batch import BatchItem, DraftBlock, Verdict
 from engine.native import loader
 from engine.noise import Purpose, uniforms
@@ -259,11 +259,7 @@ class Mutant:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         memory: dict[str, Any] = {}
-        probabilities, draft_law, draw = (
-            verification.probabilities,
-            verification._draft_law,
-            verification.draw,
-        )
+        probabilities, draw = decision.probabilities, decision.draw
 
         def laws(logits: torch.Tensor, params: list[SamplingParams], rows: list[int]) -> torch.Tensor:
             assert len(params) == 1
@@ -272,21 +268,16 @@ class Mutant:
                 probabilities(logits, params, rows),
                 probabilities(logits, bare, rows),
             )
-            memory["q"] = None
             return memory[self.ratio].clone()
-
-        def remember(run: Any, vocab: int) -> torch.Tensor | None:
-            memory["q"] = draft_law(run, vocab)
-            return memory["q"]
 
         def final(weights: torch.Tensor, u: torch.Tensor, rows: Any, rejected: Any) -> torch.Tensor:
             p = memory["processed"]
-            if memory["q"] is None or self.residual == "p itself":
+            if rejected[0] is None or self.residual == "p itself":
                 return draw(p, u)
-            residual = (memory[self.residual] - memory["q"]).clamp_min(0.0)
+            residual = (memory[self.residual] - rejected[0].law).clamp_min(0.0)
             return draw(residual if residual.sum() > 0 else p, u)
 
-        with mock.patch.multiple(verification, probabilities=laws, _draft_law=remember, draw=final):
+        with mock.patch.multiple(decision, probabilities=laws, draw=final):
             yield
 
 
@@ -318,10 +309,10 @@ def test_accepting_at_equality_fails() -> None:
         p = real(logits, params, rows)
         return torch.nextafter(p, torch.full_like(p, torch.inf))
 
-    real = verification.probabilities
+    real = decision.probabilities
     world = World(SamplingParams(top_k=1), seed=1, gamma=1)
     assert measured(world, grid=1) <= TOLERANCE
-    with mock.patch.object(verification, "probabilities", one_more):
+    with mock.patch.object(decision, "probabilities", one_more):
         law = Enumeration(world).law(lambda _: 1)
     assert set(law) > set(world.target_law()), "forbidden texts were emitted"
     assert total_variation(law, world.target_law()) > 10 * TOLERANCE
@@ -388,11 +379,11 @@ def single(
         verify=verify_length,
     )
 
-    def given(streams: Any, positions: Any, rounds: Any, slots: int, purpose: Purpose) -> torch.Tensor:
-        return torch.full((1, slots), u if purpose is Purpose.ACCEPT else final, dtype=torch.float64)
+    def given(streams: Any, positions: Any, rounds: Any, slots: int, purpose: Purpose) -> list[list[float]]:
+        return [[u if purpose is Purpose.ACCEPT else final] * slots]
 
     logits = torch.tensor([p] * (1 + verify_length), dtype=torch.float64).log()
-    with mock.patch.object(verification, "uniforms", given):
+    with mock.patch.object(verification, "host_uniforms", given):
         (verdict,) = verify([item], logits)
     return verdict
 
@@ -420,7 +411,7 @@ def test_acceptance_is_strict(p_x: float, q_x: float, u: float, accepted: int) -
         return torch.tensor([[p_x, 1.0 - p_x]], dtype=torch.float64).expand(len(params), 2).clone()
 
     block = DraftBlock((0,), torch.tensor([[q_x, 1.0 - q_x]]))
-    with mock.patch.object(verification, "probabilities", exact):
+    with mock.patch.object(decision, "probabilities", exact):
         assert single([0.5, 0.5], u, draft=block).accepted == accepted
 
 
@@ -431,7 +422,7 @@ def test_a_rejection_with_p_equal_to_q_falls_back_to_p() -> None:
         return torch.tensor([[0.5, 0.25, 0.25]])
 
     block = DraftBlock((0,), torch.tensor([[0.75, 0.25, 0.25]]))
-    with mock.patch.object(verification, "probabilities", exact):
+    with mock.patch.object(decision, "probabilities", exact):
         for final, token in ((0.0, 0), (0.6, 1), (0.8, 2)):
             verdict = single([1.0, 1.0, 1.0], BELOW_ONE, final, draft=block)
             assert (verdict.tokens, verdict.accepted) == ((token,), 0)

@@ -49,6 +49,19 @@ const Kernels& find(const std::string& name) {
     throw std::invalid_argument("this machine does not run the kernels '" + name + "'");
 }
 
+}  // namespace
+
+const Kernels& best_kernels() {
+    static const Kernels& best = [&]() -> const Kernels& {
+        for (const Kernels* kernels : kAll)
+            if (kernels->supported()) return *kernels;
+        return kPortable;
+    }();
+    return best;
+}
+
+namespace {
+
 Format format_of(int code) {
     if (code < 0 || code > 3) throw std::invalid_argument("unknown weight format");
     return static_cast<Format>(code);
@@ -128,7 +141,7 @@ Handle* dspark_create(const char* kernels, const int32_t* sizes, float eps, cons
         const size_t pool = m.layers.size() * m.num_pages * m.page_stride();
         m.keys.resize(pool);
         m.values.resize(pool);
-        m.pool = std::make_unique<Pool>(sizes[9]);
+        m.pool = team(std::max(1, sizes[9]));
         handle = made.release();
     });
     return handle;

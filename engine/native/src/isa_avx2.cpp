@@ -44,6 +44,7 @@ struct Isa {
         return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
     }
     static F select_negative(F sign, F below, F above) { return _mm256_blendv_ps(above, below, sign); }
+    static unsigned which_at_least(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
     static float reduce_add(F a) {
         __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -114,6 +115,7 @@ struct Isa {
 #define DSPARK_PRAGMA(text) _Pragma(#text)
 #define DSPARK_UNROLL(n) DSPARK_PRAGMA(GCC unroll n)
 #include "kernels.h"
+#include "rows.h"
 #include "attention.h"
 #include "forward.h"
 
@@ -125,7 +127,8 @@ namespace {
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", avx2::Isa::kLanes, has_avx2, avx2::forward, avx2::bare_product};
+const Kernels kAvx2 = {"avx2", avx2::Isa::kLanes, has_avx2, avx2::forward, avx2::bare_product,
+                           avx2::row_max, avx2::exponentials, avx2::at_least};
 
 }  // namespace dspark
 #endif

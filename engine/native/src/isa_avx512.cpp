@@ -43,6 +43,7 @@ struct Isa {
     static F select_negative(F sign, F below, F above) {
         return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign)), above, below);
     }
+    static unsigned which_at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
     static float reduce_add(F a) { return _mm512_reduce_add_ps(a); }
     static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
     static F load_bf16(const uint16_t* p) {
@@ -97,6 +98,7 @@ struct Isa {
 #define DSPARK_PRAGMA(text) _Pragma(#text)
 #define DSPARK_UNROLL(n) DSPARK_PRAGMA(GCC unroll n)
 #include "kernels.h"
+#include "rows.h"
 #include "attention.h"
 #include "forward.h"
 
@@ -112,7 +114,8 @@ bool has_avx512() {
 }
 }  // namespace
 
-const Kernels kAvx512 = {"avx512", avx512::Isa::kLanes, has_avx512, avx512::forward, avx512::bare_product};
+const Kernels kAvx512 = {"avx512", avx512::Isa::kLanes, has_avx512, avx512::forward, avx512::bare_product,
+                           avx512::row_max, avx512::exponentials, avx512::at_least};
 
 }  // namespace dspark
 #endif

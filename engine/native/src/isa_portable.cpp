@@ -47,6 +47,11 @@ struct Isa {
     static F select_negative(F sign, F below, F above) {
         return make([&](int i) { return sign.v[i] < 0.0f ? below.v[i] : above.v[i]; });
     }
+    static unsigned which_at_least(F a, F b) {
+        unsigned bits = 0;
+        for (int i = 0; i < kLanes; ++i) bits |= static_cast<unsigned>(a.v[i] >= b.v[i]) << i;
+        return bits;
+    }
     static float reduce_add(F a) {
         float sum = 0.0f;
         for (float x : a.v) sum += x;
@@ -100,12 +105,14 @@ struct Isa {
 
 #define DSPARK_UNROLL(n)  // left to the compiler, which takes minutes otherwise
 #include "kernels.h"
+#include "rows.h"
 #include "attention.h"
 #include "forward.h"
 
 }  // namespace portable
 
 const Kernels kPortable = {"portable", portable::Isa::kLanes, [] { return true; }, portable::forward,
-                           portable::bare_product};
+                           portable::bare_product,
+                           portable::row_max, portable::exponentials, portable::at_least};
 
 }  // namespace dspark

@@ -107,7 +107,7 @@ struct Model {
     Buffer<float> x, q, attended;  // residual stream, queries, attention output
     Activations narrow, wide;      // inputs of width hidden, and of width intermediate
     Activations attention_out;     // of width heads * head_dim
-    std::unique_ptr<Pool> pool;
+    std::shared_ptr<Pool> pool;
     int lanes = 8;
 };
 
@@ -185,7 +185,14 @@ struct Kernels {
     void (*forward)(Model&, Batch&);
     // out[n][rows] = activations x matrix; the product alone, for tests and for draft models
     void (*product)(Pool&, const Matrix&, const float* x, int n, float* out);
+    // rows.h
+    float (*row_max)(const float* x, int size);
+    void (*exponentials)(const float* x, int size, float top, float temperature, float* out);
+    int (*at_least)(const float* x, int size, float floor, float* out);
 };
+
+// The best that this machine runs: what row work goes to.
+const Kernels& best_kernels();
 
 extern const Kernels kPortable;
 #if defined(DSPARK_X86)

@@ -31,6 +31,7 @@ Pool::~Pool() {
 }
 
 void Pool::run(const std::vector<Phase>& phases) {
+    const std::lock_guard<std::mutex> turn(turn_);
     if (capacity_ < phases.size()) {
         progress_ = std::make_unique<Progress[]>(phases.size());
         capacity_ = phases.size();
@@ -91,6 +92,31 @@ void Pool::member(int thread) {
         ++inside_;
         if (open_.load() == seen) work(thread);
         --inside_;
+    }
+}
+
+namespace {
+std::mutex latest_mutex;
+std::weak_ptr<Pool> latest;
+}  // namespace
+
+std::shared_ptr<Pool> team(int threads) {
+    const std::lock_guard<std::mutex> lock(latest_mutex);
+    std::shared_ptr<Pool> pool = latest.lock();
+    if (!pool || pool->threads() != threads) latest = pool = std::make_shared<Pool>(threads);
+    return pool;
+}
+
+void by_rows(int n, const std::function<void(int row)>& work) {
+    std::shared_ptr<Pool> pool;
+    if (n > 1) {
+        const std::lock_guard<std::mutex> lock(latest_mutex);
+        pool = latest.lock();
+    }
+    if (pool) {
+        pool->run({{n, [&](int row, int) { work(row); }}});
+    } else {
+        for (int row = 0; row < n; ++row) work(row);
     }
 }
 

@@ -31,7 +31,7 @@ class Pool {
 
     int threads() const { return threads_; }
 
-    // Run all phases, one after another. Called by one thread at a time; it works along.
+    // Run all phases, one after another. The caller works along; other callers wait for their turn.
     void run(const std::vector<Phase>& phases);
 
   private:
@@ -44,6 +44,7 @@ class Pool {
     void work(int thread);
 
     const int threads_;
+    std::mutex turn_;
     const std::vector<Phase>* phases_ = nullptr;
     std::unique_ptr<Progress[]> progress_;
     size_t capacity_ = 0;
@@ -57,5 +58,11 @@ class Pool {
     std::condition_variable wake_;
     std::vector<std::thread> team_;
 };
+
+// The team of this process: executors of the same width share one, and row work borrows the latest.
+std::shared_ptr<Pool> team(int threads);
+
+// work(row) for each of n rows, on the latest team if there is one.
+void by_rows(int n, const std::function<void(int row)>& work);
 
 }  // namespace dspark

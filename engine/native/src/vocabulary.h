@@ -1,5 +1,5 @@
-// Passes over one row of the vocabulary, written so that compilers vectorise them: sums and maxima run in fixed lanes,
-// so a row's result is the same on every machine.
+// Passes over one row of the vocabulary that compilers vectorise by themselves. Sums run in fixed lanes, so they are
+// the same on every machine. What compilers don't vectorise is in rows.h, once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,6 @@ namespace dspark {
 constexpr int kSumLanes = 16;
 constexpr int kSumBlock = 256;
 
-// The largest value; NaN if there is one.
-float row_max(const float* x, int size);
 // First index that holds `value`; `size` if none does.
 int row_find(const float* x, int size, float value);
 // Sum of up to kSumBlock values.
@@ -28,7 +26,10 @@ double block_sum(const float* x, int size);
 // The sum of a row of any size.
 double row_sum(const float* x, int size);
 void row_divide(float* x, int size, float by);
-// out = exp((x - top) / temperature) / sum. Below e^-87 it is 0.
-void row_softmax(const float* x, int size, float top, float temperature, float* out);
+
+// Min-p, top-k and top-p in place, then normalised (filter.cpp).
+void filter_row(float* p, int size, int top_k, double top_p, double min_p);
+// argmax of log p + G under a key (random.cpp).
+int64_t coupled_argmax(const float* p, int size, uint32_t key0, uint32_t key1);
 
 }  // namespace dspark
