@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench env env-dev lock clean distclean
+.PHONY: help serve test test-all lint format bench env env-dev lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -18,6 +18,9 @@ serve: env ## Serve the default model on http://127.0.0.1:8000 (flags in ARGS)
 
 test: env-dev ## Run all tests (pytest's flags in ARGS)
 	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile $(ARGS)
+
+test-all: env-dev ## Run the long tests too, those that take minutes each
+	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile -m "" $(ARGS)
 
 lint: env-dev ## Check style and types: ruff, mypy
 	$(BIN)/ruff check .

@@ -138,18 +138,20 @@ class EngineLoop:
 
     def _plan(self) -> StepPlan:
         """Ask the scheduler, and give every sequence the pages that its rows need."""
-        table = self.table
+        table, available = self.table, self.pool.available
+        missing = [table.missing(sequence, sequence.pending) for sequence in self.running]
+        short = sum(missing) > available  # only then may someone have to go, and what that frees matters
         work = [
             Running(
                 sequence.key,
                 sequence.pending,
-                missing=table.missing(sequence, sequence.pending),
+                missing=lacks,
                 surplus=table.surplus(sequence),
-                reclaimable=table.reclaimable(sequence),
+                reclaimable=table.reclaimable(sequence) if short else 0,
             )
-            for sequence in self.running
+            for sequence, lacks in zip(self.running, missing, strict=True)
         ]
-        plan = plan_step(work, self._candidates(), self.pool.available, self.limits)
+        plan = plan_step(work, self._candidates(), available, self.limits)
         by_key = {sequence.key: sequence for sequence in (*self.running, *self.waiting)}
         if plan.shed:
             for sequence in self.running:

@@ -69,6 +69,7 @@ class NativeExecutor:
         self.threads = threads
         self.kernels = kernels or supported()[0]
         self._library = loaded
+        self._staging = np.empty(1024, dtype=np.int32)
         sizes = np.array(
             [
                 config.vocab_size,
@@ -98,31 +99,45 @@ class NativeExecutor:
 
     def forward(self, batch: VerificationBatch, feature_layers: tuple[int, ...] = ()) -> ForwardOutput:
         """See `Executor.forward`."""
-        spans = np.empty((len(batch.items), 3), dtype=np.int32)
-        at = 0
-        for index, item in enumerate(batch.items):
-            spans[index] = item.count, item.start, at
-            at += len(item.pages)
-        pages = np.concatenate([item.pages for item in batch.items])
-        tokens = batch.tokens()
-        rows = batch.logit_rows().astype(np.int32)
-        layers = np.asarray(feature_layers, dtype=np.int32)
-        logits = torch.empty((len(rows), self.config.vocab_size))
-        features = (
-            torch.empty((len(tokens), len(layers) * self.config.hidden_size)) if feature_layers else None
-        )
+        items = batch.items
+        held, rows = sum(len(item.pages) for item in items), batch.rows
+        wanted = sum(1 + item.verify for item in items if item.sample)
+        spans_at, pages_at = 0, 3 * len(items)
+        tokens_at, wanted_at = pages_at + held, pages_at + held + rows
+        if wanted_at + wanted > len(self._staging):
+            self._staging = np.empty(2 * (wanted_at + wanted), dtype=np.int32)
+        # One buffer that lives on, filled in place: between two passes the caches are cold, and every object
+        # that is made here costs.
+        staging = self._staging
+        page, token, row, logit = pages_at, tokens_at, 0, wanted_at
+        for item in items:
+            staging[spans_at : spans_at + 3] = item.count, item.start, page - pages_at
+            staging[page : page + len(item.pages)] = item.pages
+            known = item.count - item.verify
+            staging[token : token + known] = item.history[item.start : item.start + known]
+            if item.verify and item.draft is not None:
+                staging[token + known : token + item.count] = item.draft.tokens[: item.verify]
+            row += item.count
+            if item.sample:
+                staging[logit : logit + 1 + item.verify] = range(row - item.verify - 1, row)
+                logit += 1 + item.verify
+            spans_at, page, token = spans_at + 3, page + len(item.pages), token + item.count
+        layers = (ctypes.c_int32 * len(feature_layers))(*feature_layers)
+        logits = torch.empty((wanted, self.config.vocab_size))
+        features = torch.empty((rows, len(layers) * self.config.hidden_size)) if feature_layers else None
+        base = staging.ctypes.data
         check(
             self._library.dspark_forward(
                 self._handle,
-                len(spans),
-                _address(spans),
-                _address(pages),
-                _address(tokens),
-                len(rows),
-                _address(rows),
+                len(items),
+                base,
+                base + 4 * pages_at,
+                base + 4 * tokens_at,
+                wanted,
+                base + 4 * wanted_at,
                 logits.data_ptr(),
                 len(layers),
-                _address(layers),
+                layers,
                 None if features is None else features.data_ptr(),
             )
         )

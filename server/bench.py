@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-_OWN = ("concurrency", "sampling", "policies", "requests", "max_tokens", "prompts", "json")
+_OWN = ("concurrency", "sampling", "policies", "requests", "max_tokens", "prompts", "prompt_tokens", "json")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens a request")
     group.add_argument("--prompts", metavar="FILE.jsonl", help='prompts to use, one {"prompt": ...} a line')
+    group.add_argument(
+        "--prompt-tokens", type=int, metavar="N", help="cut or repeat each prompt to so many tokens"
+    )
     group.add_argument("--json", metavar="FILE", help="write the results there as well")
     add_flags(parser)
     return parser
@@ -135,7 +138,7 @@ async def _measure(
         print("dspark bench: some concurrencies exceed --max-num-seqs and will queue", file=sys.stderr)
     engine = AsyncEngine(parts.loop, parts.worker, parts.tokenizer, max_queued=1 << 20)
     await engine.start()
-    ids = [_encode(parts.tokenizer, prompt) for prompt in prompts]
+    ids = [_sized(_encode(parts.tokenizer, prompt), own["prompt_tokens"]) for prompt in prompts]
     print(_HEADER)
     rows = []
     for sampling, streams, policy in itertools.product(own["sampling"], own["concurrency"], policies):
@@ -152,6 +155,10 @@ def _encode(tokenizer: Any, prompt: str) -> list[int]:
     if tokenizer.has_chat_template:
         return list(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]))
     return list(tokenizer.encode(prompt))
+
+
+def _sized(ids: list[int], count: int | None) -> list[int]:
+    return ids if count is None else (ids * -(-count // len(ids)))[:count]
 
 
 async def _run(

@@ -29,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.bench import main as bench
 
         return bench(arguments[1:]) or 0
+    if arguments[:1] == ["accuracy"]:
+        from server.accuracy import main as accuracy
+
+        return accuracy(arguments[1:])
     wanted = _parser(with_flags=arguments[:1] == ["serve"]).parse_args(arguments)
     if wanted.command == "version":
         return _version()
@@ -56,6 +60,9 @@ def _parser(with_flags: bool) -> argparse.ArgumentParser:
 
         add_flags(serve)
     commands.add_parser("bench", help="measure the engine on this machine, without HTTP", add_help=False)
+    commands.add_parser(
+        "accuracy", help="compare the executor's distributions with fp32's on a text", add_help=False
+    )
     version = commands.add_parser("version", help="print the versions that matter")
     version.set_defaults(command="version")
     return parser

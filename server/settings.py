@@ -82,10 +82,11 @@ class Settings(BaseModel):
     executor: Literal["auto", "native", "torch"] = option(
         "auto", "Model", "what computes: native are the C++ kernels for CPUs; auto takes them where they run"
     )
-    quantization: Literal["bf16", "gguf"] = option(
-        "bf16",
+    quantization: Literal["auto", "bf16", "gguf"] = option(
+        "auto",
         "Model",
-        "weights of the native executor: rounded to bf16, or the blocks of the GGUF file as they are",
+        "weights of the native executor: rounded to bf16, or the blocks of the GGUF file as they are; auto "
+        "takes the blocks where it can",
     )
     max_model_len: AutoInt = option(
         None,

@@ -86,9 +86,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     max_model_len = _context(settings, config, pages)
     executor: Executor
     if native:
-        weights = load_weights(folder, settings.quantization)
-        executor = NativeExecutor(config, weights, pages, threads, max_model_len)
-        del weights
+        executor = _native_executor(settings, config, folder, pages, max_model_len)
         torch.set_num_threads(1)  # the kernels' threads do the work; torch is left with single rows
     else:
         executor = TorchExecutor(_model(config, folder, dtype), pages, PAGE_SIZE, dtype)
@@ -129,6 +127,32 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         "load_seconds": round(time.perf_counter() - begun, 2),
     }
     return Parts(loop, Worker(executor, drafter), tokenizer, info)
+
+
+def build_comparison(
+    settings: Settings, tokens: int, progress: Progress
+) -> tuple[Tokenizer, Executor, Executor]:
+    """The tokenizer, an fp32 executor in torch, and the one that the settings ask for, for so many tokens."""
+    cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
+    folder = locate_model(settings.model, cache, progress)
+    config = ModelConfig.from_folder(folder)
+    pages = -(-tokens // PAGE_SIZE)
+    torch.set_num_threads(settings.threads or usable_cores())
+    reference = TorchExecutor(_model(config, folder, torch.float32), pages, PAGE_SIZE, torch.float32)
+    tested: Executor
+    if _native(settings, config):
+        tested = _native_executor(settings, config, folder, pages, tokens)
+    else:
+        dtype = _dtype(settings.dtype)
+        tested = TorchExecutor(_model(config, folder, dtype), pages, PAGE_SIZE, dtype)
+    return Tokenizer.from_folder(folder), reference, tested
+
+
+def _native_executor(
+    settings: Settings, config: ModelConfig, folder: Path, pages: int, positions: int
+) -> NativeExecutor:
+    weights = load_weights(folder, settings.quantization)
+    return NativeExecutor(config, weights, pages, settings.threads or usable_cores(), positions)
 
 
 def _native(settings: Settings, config: ModelConfig) -> bool:

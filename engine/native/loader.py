@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 _INT, _POINTER, _TEXT = ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p
@@ -37,8 +38,12 @@ class NativeError(RuntimeError):
 
 @functools.cache
 def native_library() -> ctypes.CDLL | None:
-    """The kernels, or None where the package was installed without a compiler."""
-    for path in sorted(Path(__file__).parent.glob("_kernels*.so")):
+    """The kernels, or None where the package was installed without a compiler.
+
+    DSPARK_KERNELS names another build of them, for tests.
+    """
+    other = os.environ.get("DSPARK_KERNELS")
+    for path in [Path(other)] if other else sorted(Path(__file__).parent.glob("_kernels*.so")):
         try:
             loaded = ctypes.CDLL(str(path))
             for name, (result, arguments) in _SIGNATURES.items():

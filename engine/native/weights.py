@@ -40,9 +40,15 @@ Weights = dict[str, Rows | npt.NDArray[np.float32]]
 def load_weights(folder: Path, quantization: str) -> Weights:
     """Every tensor under its Hugging Face name less "model.": matrices as Rows, vectors as float32.
 
-    quantization "bf16" rounds the values to bf16; "gguf" takes the blocks of the GGUF file behind
-    the folder as they are. Raises UnsupportedWeights, FileNotFoundError or CorruptModel.
+    quantization "bf16" rounds the values to bf16; "gguf" takes the blocks of the GGUF file behind the
+    folder as they are; "auto" does so where there is such a file in formats that the kernels read. Raises
+    UnsupportedWeights, FileNotFoundError or CorruptModel.
     """
+    if quantization == "auto":
+        try:
+            return dict(_blocks(folder))
+        except (UnsupportedWeights, FileNotFoundError):
+            return as_bf16(load_tensors(folder))
     return dict(_blocks(folder)) if quantization == "gguf" else as_bf16(load_tensors(folder))
 
 

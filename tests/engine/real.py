@@ -43,12 +43,14 @@ def folder() -> Path:
 
 
 @functools.cache
-def parts() -> Any:
+def parts(kind: str = "float32") -> Any:
+    """The engine around torch in fp32, or around the kernels with "bf16" or "gguf" weights."""
     from server.settings import Settings
     from server.wiring import build_parts
 
+    weights: dict[str, Any] = {"quantization": kind} if kind != "float32" else {"dtype": "float32"}
     settings = Settings(
-        dtype="float32",
+        **weights,
         num_pages=1024,
         max_num_seqs=32,
         threads=1,  # tests run side by side, and threads that wait for a busy core are very slow
@@ -62,10 +64,10 @@ def chat(prompt: str) -> list[int]:
 
 
 def generate(
-    requests: Sequence[tuple[list[int], dict[str, Any]]], policy: str = "off"
+    requests: Sequence[tuple[list[int], dict[str, Any]]], policy: str = "off", kind: str = "float32"
 ) -> list[list[list[int]]]:
     """Token ids of each request's choices; all requests run together."""
-    loop, worker = parts().loop, parts().worker
+    loop, worker = parts(kind).loop, parts(kind).worker
     loop.policy = parse_policy(policy)
     outputs: dict[str, list[list[int]]] = {}
     for index, (prompt, params) in enumerate(requests):

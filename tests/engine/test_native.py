@@ -16,6 +16,7 @@ from engine.native.weights import Rows, as_bf16
 from engine.native_executor import NativeExecutor, _address, runs_natively
 from engine.torch_executor import TorchExecutor
 from tests.engine.harness import VOCAB, Engine, hf_model
+from tests.engine.invariance import check_random_batches
 from tests.engine.test_forward import item
 
 pytestmark = pytest.mark.skipif(not supported(), reason="the kernels were not built")
@@ -136,41 +137,11 @@ def test_a_rows_bits_depend_on_nothing_but_its_context(name, quantised):
     """Random batches on two threads and other pages, against each row alone on one thread."""
     config, tensors = tiny(name)
     weights = quantised_weights(config, tensors) if quantised else as_bf16(tensors.items())
-    alone = NativeExecutor(config, weights, 40, 1, 512)
-    crowd = NativeExecutor(config, weights, 60, 2, 512)
     rng = np.random.default_rng(5)
     texts = [rng.integers(0, VOCAB, size).astype(np.int32) for size in (290, 61, 34, 17, 16)]
-    expected = []
-    for text in texts:  # one row at a time
-        pages = rng.permutation(40)[:19].astype(np.int32)
-        rows = [
-            alone.forward(VerificationBatch((item(text[: i + 1], i, 1, pages),))).logits[0]
-            for i in range(len(text))
-        ]
-        expected.append(torch.stack(rows))
-    for _ in range(25):
-        shuffled = rng.permutation(60).astype(np.int32)
-        pages, at = [], 0
-        for text in texts:
-            need = -(-len(text) // 16)
-            pages.append(shuffled[at : at + need])
-            at += need
-        done = [0] * len(texts)
-        while any(d < len(text) for d, text in zip(done, texts, strict=True)):
-            items, wanted = [], []
-            for index in rng.permutation(len(texts))[: rng.integers(1, len(texts) + 1)]:
-                left = len(texts[index]) - done[index]
-                if not left:
-                    continue
-                count = int(min(left, rng.choice([1, 2, 3, 5, 8, 40])))
-                start, end = done[index], done[index] + count
-                block = texts[index][start + 1 : end].tolist()
-                items.append(item(texts[index][: start + 1], start, count, pages[index], draft=block))
-                wanted.append(expected[index][start:end])
-                done[index] = end
-            if items:
-                logits = crowd.forward(VerificationBatch(tuple(items))).logits
-                assert torch.equal(logits, torch.cat(wanted))
+    alone = NativeExecutor(config, weights, 40, 1, 512)
+    for threads in (1, 2, 3):
+        check_random_batches(alone, NativeExecutor(config, weights, 60, threads, 512), texts, 150, rng)
 
 
 def test_texts_are_bit_identical_with_speculation_and_in_a_crowd():
@@ -218,6 +189,19 @@ def test_a_bad_call_is_an_error_and_not_a_crash():
     native = executor("llama")
     with pytest.raises(NativeError, match="rotary"):
         native.forward(VerificationBatch((item(np.zeros(600), 599, 1, np.arange(40)),)))
+
+
+def test_weights_are_bf16_where_there_are_no_blocks_to_take(tmp_path):
+    from safetensors.torch import save_file
+
+    from engine.native.weights import load_weights
+
+    save_file({"a.weight": torch.ones(2, 32), "b.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    weights = load_weights(tmp_path, "auto")
+    assert weights["a.weight"].format == "BF16"
+    with pytest.raises(FileNotFoundError):
+        load_weights(tmp_path, "gguf")
 
 
 def test_without_the_library_models_do_not_run_natively(monkeypatch):
