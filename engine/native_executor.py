@@ -11,26 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.batch import ForwardOutput, VerificationBatch
 from engine.models.config import ModelConfig
-from engine.models.decoder import rope_frequencies
-from engine.native.loader import NativeError, check, native_library, supported
-from engine.native.weights import FORMATS, Rows, Weights
+from engine.native.loader import check, supported
+from engine.native.model import NativeModel
+from engine.native.weights import Weights
 
 PAGE_SIZE = 16  # fixed in the kernels
-
-_MATRICES = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
 
 
 def runs_natively(config: ModelConfig) -> str | None:
@@ -60,42 +49,15 @@ class NativeExecutor:
         max_positions: int,
         kernels: str | None = None,
     ) -> None:
-        loaded = native_library()
-        if loaded is None or not supported():
-            raise NativeError("the native kernels were not built")
         self.config = config
         self.page_size = PAGE_SIZE
         self.num_pages = num_pages
         self.threads = threads
-        self.kernels = kernels or supported()[0]
-        self._library = loaded
+        self.model = NativeModel(config, config.vocab_size, num_pages, threads, max_positions, kernels)
         self._staging = np.empty(1024, dtype=np.int32)
-        sizes = np.array(
-            [
-                config.vocab_size,
-                config.hidden_size,
-                config.intermediate_size,
-                config.num_layers,
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                max_positions,
-                num_pages,
-                threads,
-            ],
-            dtype=np.int32,
-        )
-        table = _rope_table(config, max_positions)
-        self._handle = loaded.dspark_create(
-            self.kernels.encode(), _address(sizes), config.rms_eps, _address(table)
-        )
-        if not self._handle:
-            check(-1)
-        self.formats = self._load(weights)
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._library.dspark_destroy(self._handle)
+        self.model.set_layers(weights)
+        self.model.set_embedding(weights)
+        self.model.set_head(weights)
 
     def forward(self, batch: VerificationBatch, feature_layers: tuple[int, ...] = ()) -> ForwardOutput:
         """See `Executor.forward`."""
@@ -127,8 +89,8 @@ class NativeExecutor:
         features = torch.empty((rows, len(layers) * self.config.hidden_size)) if feature_layers else None
         base = staging.ctypes.data
         check(
-            self._library.dspark_forward(
-                self._handle,
+            self.model.library.dspark_forward(
+                self.model.handle,
                 len(items),
                 base,
                 base + 4 * pages_at,
@@ -139,6 +101,8 @@ class NativeExecutor:
                 len(layers),
                 layers,
                 None if features is None else features.data_ptr(),
+                1,
+                None,
             )
         )
         return ForwardOutput(logits, features)
@@ -148,79 +112,7 @@ class NativeExecutor:
         return {
             "executor": "native",
             "device": "cpu",
-            "dtype": "+".join(sorted(self.formats)).lower(),
+            "dtype": "+".join(sorted(self.model.formats)).lower(),
             "threads": self.threads,
-            "kernels": self.kernels,
+            "kernels": self.model.kernels,
         }
-
-    def _load(self, weights: Weights) -> set[str]:
-        """Hand everything over; returns the formats of the matrices. The kernels keep copies of their own."""
-        formats = set()
-
-        def vector(name: str, needed: bool = True) -> npt.NDArray[np.float32] | None:
-            value = weights.get(name)
-            if value is None and not needed:
-                return None
-            if value is None or isinstance(value, Rows):
-                raise NativeError(f"the checkpoint has no vector {name!r}")
-            return np.ascontiguousarray(value, dtype=np.float32)
-
-        def matrix(name: str) -> Rows:
-            value = weights.get(name)
-            if not isinstance(value, Rows):
-                raise NativeError(f"the checkpoint has no matrix {name!r}")
-            formats.add(value.format)
-            return value
-
-        def give_norm(layer: int, which: int, name: str, needed: bool = True) -> None:
-            values = vector(name, needed)
-            if values is not None:
-                check(
-                    self._library.dspark_set_norm(self._handle, layer, which, _address(values), len(values))
-                )
-
-        def give_matrix(layer: int, which: int, rows: Rows, bias: npt.NDArray[np.float32] | None) -> None:
-            data = np.ascontiguousarray(rows.data)
-            check(
-                self._library.dspark_set_matrix(
-                    self._handle,
-                    layer,
-                    which,
-                    FORMATS[rows.format],
-                    _address(data),
-                    rows.count,
-                    rows.cols,
-                    None if bias is None else _address(bias),
-                )
-            )
-
-        config = self.config
-        for layer in range(config.num_layers):
-            prefix = f"layers.{layer}"
-            for which, name in enumerate(_MATRICES):
-                bias = vector(f"{prefix}.{name}.bias", needed=False)
-                give_matrix(layer, which, matrix(f"{prefix}.{name}.weight"), bias)
-            give_norm(layer, 0, f"{prefix}.input_layernorm.weight")
-            give_norm(layer, 1, f"{prefix}.post_attention_layernorm.weight")
-            give_norm(layer, 2, f"{prefix}.self_attn.q_norm.weight", config.qk_norm)
-            give_norm(layer, 3, f"{prefix}.self_attn.k_norm.weight", config.qk_norm)
-            window = config.sliding_windows[layer] or 0
-            check(self._library.dspark_set_layer(self._handle, layer, window, int(config.rope_layers[layer])))
-        give_norm(-1, 0, "norm.weight")
-        embedding = matrix("embed_tokens.weight")
-        data = np.ascontiguousarray(embedding.data)
-        check(self._library.dspark_set_embedding(self._handle, FORMATS[embedding.format], _address(data)))
-        give_matrix(-1, 0, embedding if config.tie_embeddings else matrix("lm_head.weight"), None)
-        return formats
-
-
-def _rope_table(config: ModelConfig, positions: int) -> npt.NDArray[np.float32]:
-    """[positions, 2, head_dim / 2]: cosines, then sines."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), rope_frequencies(config))
-    return torch.stack((angles.cos(), angles.sin()), dim=1).numpy()
-
-
-def _address(array: npt.NDArray[Any]) -> ctypes.c_void_p:
-    """A contiguous array's memory; the caller keeps the array alive for the call."""
-    assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.ctypes.data)

@@ -6,28 +6,42 @@
 #include <stdexcept>
 #include <string>
 
-#include "model.h"
-
-namespace {
-
-thread_local std::string last_error;
-
-template <class Work>
-int guarded(Work work) {
-    try {
-        work();
-        return 0;
-    } catch (const std::exception& error) {
-        last_error = error.what();
-    } catch (...) {
-        last_error = "unknown error";
-    }
-    return -1;
-}
-
-}  // namespace
+#include "handle.h"
 
 namespace dspark {
+
+std::string& last_error() {
+    static thread_local std::string text;
+    return text;
+}
+
+Batch latch(const Model& m, int span_count, const int32_t* spans, const int32_t* pages) {
+    Batch batch;
+    for (int s = 0; s < span_count; ++s) {
+        const int count = spans[3 * s], start = spans[3 * s + 1];
+        if (start + count > m.positions) throw std::out_of_range("position beyond the rotary table");
+        batch.spans.push_back({batch.rows, count, start, pages + spans[3 * s + 2]});
+        for (int i = 0; i < count; ++i) {
+            batch.position.push_back(start + i);
+            batch.span_of.push_back(s);
+        }
+        batch.rows += count;
+    }
+    return batch;
+}
+
+void reserve(Model& m, int rows) {
+    if (rows <= m.capacity) return;
+    const size_t n = static_cast<size_t>(std::max(rows, 2 * m.capacity));
+    m.x.resize(n * m.hidden);
+    m.q.resize(n * m.heads * m.head_dim);
+    m.attended.resize(n * m.heads * m.head_dim);
+    m.narrow.resize(n, m.hidden);
+    m.wide.resize(n, m.intermediate);
+    m.attention_out.resize(n, m.heads * m.head_dim);
+    m.capacity = static_cast<int>(n);
+}
+
 namespace {
 
 const Kernels* const kAll[] = {
@@ -36,11 +50,6 @@ const Kernels* const kAll[] = {
     &kAvx2,
 #endif
     &kPortable,
-};
-
-struct Handle {
-    const Kernels* kernels;
-    Model model;
 };
 
 const Kernels& find(const std::string& name) {
@@ -67,20 +76,13 @@ Format format_of(int code) {
     return static_cast<Format>(code);
 }
 
-void reserve(Model& m, int rows) {
-    if (rows <= m.capacity) return;
-    const size_t n = static_cast<size_t>(std::max(rows, 2 * m.capacity));
-    m.x.resize(n * m.hidden);
-    m.q.resize(n * m.heads * m.head_dim);
-    m.attended.resize(n * m.heads * m.head_dim);
-    m.narrow.resize(n, m.hidden);
-    m.wide.resize(n, m.intermediate);
-    m.attention_out.resize(n, m.heads * m.head_dim);
-    m.capacity = static_cast<int>(n);
-}
-
 Matrix& matrix_of(Model& m, int layer, int which) {
-    if (layer < 0) return m.head;
+    if (layer == kHead) return m.head;
+    if (layer == kDraft) {
+        Matrix* const parts[] = {&m.draft.fuse, &m.draft.bias, &m.draft.mix};
+        if (which < 0 || which > 2) throw std::invalid_argument("unknown matrix");
+        return *parts[which];
+    }
     Layer& l = m.layers.at(layer);
     Matrix* const all[] = {&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down};
     if (which < 0 || which > 6) throw std::invalid_argument("unknown matrix");
@@ -108,7 +110,7 @@ using namespace dspark;
 #pragma GCC visibility push(default)
 extern "C" {
 
-const char* dspark_error() { return last_error.c_str(); }
+const char* dspark_error() { return last_error().c_str(); }
 
 // Names of the kernels that this machine runs, best first, separated by spaces.
 const char* dspark_supported() {
@@ -168,17 +170,18 @@ int dspark_set_embedding(Handle* h, int format, const uint8_t* rows) {
     return guarded([&] {
         Model& m = h->model;
         m.embedding_format = format_of(format);
-        m.embedding.resize(row_bytes(m.embedding_format, m.hidden) * m.vocab);
-        std::copy(rows, rows + m.embedding.size(), m.embedding.data());
+        m.own_embedding.resize(row_bytes(m.embedding_format, m.hidden) * m.vocab);
+        std::copy(rows, rows + m.own_embedding.size(), m.own_embedding.data());
+        m.embedding = m.own_embedding.data();
     });
 }
 
-// which: 0 input, 1 mlp, 2 q, 3 k of a layer; any of layer -1 is the final norm
+// which: 0 input, 1 mlp, 2 q, 3 k of a layer; layer -1 is the final norm, layer -2 that of a draft model's features
 int dspark_set_norm(Handle* h, int layer, int which, const float* weight, int size) {
     return guarded([&] {
         std::vector<float> values(weight, weight + size);
         if (layer < 0) {
-            h->model.final_norm = std::move(values);
+            (layer == kHead ? h->model.final_norm : h->model.draft.fuse_norm) = std::move(values);
             return;
         }
         Layer& l = h->model.layers.at(layer);
@@ -195,24 +198,15 @@ int dspark_set_layer(Handle* h, int layer, int window, int rotate) {
     });
 }
 
-// spans: [n][3] = rows, start position, offset into `pages`; tokens: [rows of all spans]
+// spans: [n][3] = rows, start position, offset into `pages`; tokens: [rows of all spans]. Without `causal`, the rows of
+// a span see all of it. hidden [logit_count][hidden], if not null: what the head sees.
 int dspark_forward(Handle* h, int span_count, const int32_t* spans, const int32_t* pages, const int32_t* tokens,
                    int logit_count, const int32_t* logit_rows, float* logits, int feature_count,
-                   const int32_t* feature_layers, float* features) {
+                   const int32_t* feature_layers, float* features, int causal, float* hidden) {
     return guarded([&] {
-        Batch batch;
-        for (int s = 0; s < span_count; ++s) {
-            const int count = spans[3 * s], start = spans[3 * s + 1];
-            if (start + count > h->model.positions) throw std::out_of_range("position beyond the rotary table");
-            batch.spans.push_back({batch.rows, count, start, pages + spans[3 * s + 2]});
-            for (int i = 0; i < count; ++i) {
-                batch.position.push_back(start + i);
-                batch.span_of.push_back(s);
-            }
-            batch.rows += count;
-        }
-        batch.tokens = tokens;
-        batch.logit_rows = logit_rows, batch.logit_count = logit_count, batch.logits = logits;
+        Batch batch = latch(h->model, span_count, spans, pages);
+        batch.tokens = tokens, batch.causal = causal != 0;
+        batch.logit_rows = logit_rows, batch.logit_count = logit_count, batch.logits = logits, batch.hidden = hidden;
         batch.feature_layers = feature_layers, batch.feature_count = feature_count, batch.features = features;
         reserve(h->model, batch.rows);
         h->kernels->forward(h->model, batch);

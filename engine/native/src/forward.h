@@ -41,10 +41,31 @@ class Pass {
             feature(out, i);
         }
         by_rows(out, b_.logit_count, [this](int row) {
-            norm(row, m_.final_norm, m_.x.data() + static_cast<size_t>(b_.logit_rows[row]) * m_.hidden, m_.head.format);
+            norm(row, m_.final_norm, m_.x.data() + static_cast<size_t>(b_.logit_rows[row]) * m_.hidden, m_.head.format,
+                 b_.hidden ? b_.hidden + static_cast<size_t>(row) * m_.hidden : nullptr);
         });
         if (b_.logit_count)
             out.push_back({ceil_div(m_.head.tiles(), kHeadTiles), [this](int tile, int) { logits(tile); }});
+        return out;
+    }
+
+    // K and V of context rows for every layer at once: they depend on the fused features alone.
+    std::vector<Phase> context_phases(const float* features) {
+        DraftParts& draft = m_.draft;
+        const int width = draft.fuse.cols;
+        std::vector<Phase> out;
+        by_rows(out, b_.rows, [this, &draft, features, width](int row) {
+            hand_over(features + static_cast<size_t>(row) * width, width, row, draft.fuse.format, draft.fused);
+        });
+        std::memset(m_.x.data(), 0, sizeof(float) * b_.rows * m_.hidden);
+        add_to_stream(out, draft.fuse, draft.fused);
+        by_rows(out, b_.rows, [this, &draft](int row) {
+            norm(row, draft.fuse_norm, m_.x.data() + static_cast<size_t>(row) * m_.hidden, m_.layers[0].k.format);
+        });
+        const int each = 2 * m_.kv_heads;
+        out.push_back({static_cast<int>(m_.layers.size()) * each, [this, each](int tile, int) {
+                           project(m_.layers[tile / each], tile / each, m_.heads + tile % each);
+                       }});
         return out;
     }
 
@@ -59,12 +80,12 @@ class Pass {
 
     void embed(int row) {
         const size_t stride = row_bytes(m_.embedding_format, m_.hidden);
-        const uint8_t* source = m_.embedding.data() + b_.tokens[row] * stride;
+        const uint8_t* source = m_.embedding + b_.tokens[row] * stride;
         unpack_row(m_.embedding_format, source, m_.hidden, m_.x.data() + static_cast<size_t>(row) * m_.hidden);
     }
 
-    void norm(int row, const std::vector<float>& weight, const float* x, Format format) {
-        float* normed = scratch(m_.hidden);
+    void norm(int row, const std::vector<float>& weight, const float* x, Format format, float* normed = nullptr) {
+        if (!normed) normed = scratch(m_.hidden);
         rms_norm(x, weight.data(), m_.hidden, m_.eps, normed);
         hand_over(normed, m_.hidden, row, format, m_.narrow);
     }
@@ -124,8 +145,11 @@ class Pass {
         std::vector<Query>& rows = queries();
         rows.clear();
         for (int t = 0; t < tokens; ++t) {
-            const int row = span.row + piece.offset + t, end = b_.position[row] + 1;
-            const int first = layer.window ? std::max(0, end - layer.window) : 0;
+            const int row = span.row + piece.offset + t;
+            const int end = b_.causal ? b_.position[row] + 1 : span.start + span.count;
+            // A block that sees itself whole has `window` tokens of context before it.
+            const int from = b_.causal ? end - layer.window : span.start - layer.window;
+            const int first = layer.window ? std::max(0, from) : 0;
             for (int g = 0; g < group; ++g) {
                 const size_t at = (static_cast<size_t>(row) * m_.heads + head * group + g) * dim;
                 rows.push_back({m_.q.data() + at, m_.attended.data() + at, first, end});
@@ -203,6 +227,11 @@ class Pass {
 inline void forward(Model& model, Batch& batch) {
     Pass pass(model, batch);
     model.pool->run(pass.phases());
+}
+
+inline void context(Model& model, Batch& batch, const float* features) {
+    Pass pass(model, batch);
+    model.pool->run(pass.context_phases(features));
 }
 
 inline void bare_product(Pool& pool, const Matrix& w, const float* x, int n, float* out) {

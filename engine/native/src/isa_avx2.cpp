@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model.h"
+#include "vocabulary.h"
 
 #if defined(DSPARK_X86)
 #include <immintrin.h>
@@ -118,6 +119,7 @@ struct Isa {
 #include "rows.h"
 #include "attention.h"
 #include "forward.h"
+#include "draft.h"
 
 }  // namespace avx2
 
@@ -127,8 +129,10 @@ namespace {
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", avx2::Isa::kLanes, has_avx2, avx2::forward, avx2::bare_product,
-                           avx2::row_max, avx2::exponentials, avx2::at_least};
+const Kernels kAvx2 = {
+    "avx2", avx2::Isa::kLanes, has_avx2,
+    avx2::forward, avx2::context, avx2::draft, avx2::bare_product, avx2::row_max, avx2::exponentials, avx2::at_least,
+};
 
 }  // namespace dspark
 #endif

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model.h"
+#include "vocabulary.h"
 
 #if defined(DSPARK_X86)
 #include <immintrin.h>
@@ -101,6 +102,7 @@ struct Isa {
 #include "rows.h"
 #include "attention.h"
 #include "forward.h"
+#include "draft.h"
 
 }  // namespace avx512
 
@@ -114,8 +116,10 @@ bool has_avx512() {
 }
 }  // namespace
 
-const Kernels kAvx512 = {"avx512", avx512::Isa::kLanes, has_avx512, avx512::forward, avx512::bare_product,
-                           avx512::row_max, avx512::exponentials, avx512::at_least};
+const Kernels kAvx512 = {
+    "avx512", avx512::Isa::kLanes, has_avx512,
+    avx512::forward, avx512::context, avx512::draft, avx512::bare_product, avx512::row_max, avx512::exponentials, avx512::at_least,
+};
 
 }  // namespace dspark
 #endif

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "model.h"
+#include "vocabulary.h"
 
 #pragma GCC optimize("O2")
 
@@ -108,11 +109,13 @@ struct Isa {
 #include "rows.h"
 #include "attention.h"
 #include "forward.h"
+#include "draft.h"
 
 }  // namespace portable
 
-const Kernels kPortable = {"portable", portable::Isa::kLanes, [] { return true; }, portable::forward,
-                           portable::bare_product,
-                           portable::row_max, portable::exponentials, portable::at_least};
+const Kernels kPortable = {
+    "portable", portable::Isa::kLanes, [] { return true; },
+    portable::forward, portable::context, portable::draft, portable::bare_product, portable::row_max, portable::exponentials, portable::at_least,
+};
 
 }  // namespace dspark

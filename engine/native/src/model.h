@@ -1,6 +1,7 @@
 // What a model is to the kernels: packed matrices, sizes, and the K/V pools. Knows no instruction set.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -61,8 +62,15 @@ struct Activations {
     Buffer<float> scales;   // [n / 4][group][4]
     Buffer<float> sums;     // [n / 4][group][4]: scale * sum of the group's quants
 
+    int capacity = 0;
+
+    // Room for so many rows; what was there is lost.
+    void reserve(int rows, int columns) {
+        if (rows > capacity || columns != cols) resize(std::max(rows, 2 * capacity), columns);
+    }
     void resize(size_t rows, int columns) {
         cols = columns;
+        capacity = static_cast<int>(rows);
         rows = (rows + kStrip - 1) / kStrip * kStrip;
         values.resize(rows * columns);
         quants.resize(rows * columns);
@@ -78,6 +86,38 @@ struct Layer {
     bool rotate = true;  // whether q and k are rotated
 };
 
+// What a draft model has beside its layers. Row k of a block gets from the head, on top of its logits, a bias that
+// depends on the token before it (paper eq. 5 and 6; the gated head exists in DeepSpec's code only).
+struct DraftParts {
+    enum Kind { kNone = 0, kMarkov = 1, kGated = 2, kRecurrent = 3 };
+
+    Matrix fuse;  // features of the target -> hidden
+    std::vector<float> fuse_norm;
+    int kind = kNone, rank = 0;
+    Buffer<uint16_t> previous;      // W1 [target vocabulary][rank], bf16
+    Matrix bias;                    // W2 [vocabulary][rank]
+    Matrix mix;                     // gated [rank][hidden + rank], recurrent [3 rank][2 rank + hidden], with bias
+    std::vector<float> confidence;  // [hidden + rank], empty if there is no such head
+    float confidence_bias = 0.0f;
+    std::vector<int32_t> ids;  // target ids of a reduced vocabulary, else empty
+
+    Activations fused, embedded, mixed;  // scratch: inputs of fuse, bias and mix
+};
+
+// One row of a drafted block: how its token is chosen, and what was. The same as _Slot in engine/native/draft.py.
+struct DraftSlot {
+    int32_t row;       // of logits and hidden
+    int32_t sequence;  // slots of a sequence come in order
+    float temperature;
+    int32_t kind;  // as in Choice: 0 greedy, 1 by `u`, 2 coupled under the key
+    double top_p, min_p, u;
+    int32_t top_k;
+    uint32_t key0, key1;
+    float confidence;  // out: raw logit, 0 without such a head
+    float* law;        // out: q [vocabulary], where not null
+    int64_t token;     // out: a target id
+};
+
 struct Model {
     int vocab = 0, hidden = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float eps = 0.0f;
@@ -87,7 +127,9 @@ struct Model {
     Matrix head;
     // Embedding rows as they are in the checkpoint: bf16, or blocks of the format.
     Format embedding_format = Format::kBf16;
-    Buffer<uint8_t> embedding;
+    const uint8_t* embedding = nullptr;
+    Buffer<uint8_t> own_embedding;  // unless it is another model's
+    DraftParts draft;
     Buffer<float> rope;  // [positions][2][head_dim / 2]: cosines, then sines
     int positions = 0;
 
@@ -119,6 +161,7 @@ struct Span {
 
 struct Batch {
     int rows = 0;
+    bool causal = true;  // else every row of a span sees the whole span
     const int32_t* tokens = nullptr;
     std::vector<Span> spans;
     std::vector<int32_t> position;  // [rows]
@@ -129,6 +172,7 @@ struct Batch {
     const int32_t* feature_layers = nullptr;
     int feature_count = 0;
     float* features = nullptr;  // [rows][feature_count * hidden]
+    float* hidden = nullptr;    // [logit_count][hidden]: what the head sees, or null
 };
 
 inline float bf16_to_float(uint16_t value) {
@@ -183,6 +227,11 @@ struct Kernels {
     int lanes;
     bool (*supported)();
     void (*forward)(Model&, Batch&);
+    // K and V of context rows from the target's features [rows][fuse.cols], for every layer
+    void (*context)(Model&, Batch&, const float* features);
+    // Tokens of drafted blocks, slot after slot; logits [.][vocab] are corrected in place, anchors [sequences]
+    void (*draft)(Model&, DraftSlot*, int count, const int32_t* anchors, int sequences, float* logits,
+                  const float* hidden);
     // out[n][rows] = activations x matrix; the product alone, for tests and for draft models
     void (*product)(Pool&, const Matrix&, const float* x, int n, float* out);
     // rows.h

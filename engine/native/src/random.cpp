@@ -37,11 +37,11 @@ inline float score(float p, uint32_t r) {
 // Whether any of a strip's tokens can reach the score whose exp(-score) is `cut`: since -log1p(-u) >= u, a token's
 // score is at most log(p / u).
 DSPARK_CLONES
-bool may_win(const float* p, int count, uint32_t first, uint32_t key0, uint32_t key1, float cut) {
+bool may_win(const float* p, const int32_t* ids, int count, uint32_t key0, uint32_t key1, float cut) {
     uint32_t found = 0;
     for (int i = 0; i < count; ++i) {
         // Shifted to the signed range and back, because vectors convert signed words only.
-        const int32_t shifted = static_cast<int32_t>(noise(first + i, key0, key1) ^ 0x80000000u);
+        const int32_t shifted = static_cast<int32_t>(noise(static_cast<uint32_t>(ids[i]), key0, key1) ^ 0x80000000u);
         const float u = (static_cast<float>(shifted) + 2147483648.0f) * 0x1p-32f;
         found |= u <= p[i] * cut;
     }
@@ -64,19 +64,22 @@ void philox(const uint32_t* counter, const uint32_t* key, uint32_t* out) {
 
 }  // namespace
 
-int64_t coupled_argmax(const float* p, int size, uint32_t key0, uint32_t key1) {
+int64_t coupled_argmax(const float* p, int size, uint32_t key0, uint32_t key1, const int32_t* ids) {
+    const auto id = [ids](int i) { return static_cast<uint32_t>(ids ? ids[i] : i); };
     const int likeliest = row_find(p, size, best_kernels().row_max(p, size)) % size;
     float best = -std::numeric_limits<float>::infinity();
-    float bound = score(p[likeliest], noise(likeliest, key0, key1));
+    float bound = score(p[likeliest], noise(id(likeliest), key0, key1));
     int64_t token = likeliest;
     // A little generous, so that rounding never hides a winner.
     float cut = std::exp(-bound) * 1.001f + 1e-30f;
+    int32_t run[kRun];
     for (int at = 0; at < size; at += kRun) {
         const int count = size - at < kRun ? size - at : kRun;
-        if (!may_win(p + at, count, at, key0, key1, cut)) continue;
+        for (int i = 0; i < count; ++i) run[i] = static_cast<int32_t>(id(at + i));
+        if (!may_win(p + at, run, count, key0, key1, cut)) continue;
         for (int i = at; i < at + count; ++i) {
             if (p[i] <= 0.0f) continue;
-            const float value = score(p[i], noise(i, key0, key1));
+            const float value = score(p[i], noise(id(i), key0, key1));
             if (value > best) {
                 best = value;
                 token = i;

@@ -4,11 +4,8 @@
 #include "model.h"
 #include "vocabulary.h"
 
-using namespace dspark;
+namespace dspark {
 
-namespace {
-
-// Inverse CDF: the first token whose cumulative weight exceeds u times the sum; -1 if the sum is 0.
 int64_t draw(const float* weights, int size, double u) {
     const int blocks = (size + kSumBlock - 1) / kSumBlock;
     static thread_local std::vector<double> upto;
@@ -30,6 +27,12 @@ int64_t draw(const float* weights, int size, double u) {
     }
     return last;
 }
+
+}  // namespace dspark
+
+using namespace dspark;
+
+namespace {
 
 // What is left of p where the draft's law q was rejected: max(p - q, 0).
 DSPARK_CLONES

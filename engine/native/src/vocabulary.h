@@ -29,7 +29,9 @@ void row_divide(float* x, int size, float by);
 
 // Min-p, top-k and top-p in place, then normalised (filter.cpp).
 void filter_row(float* p, int size, int top_k, double top_p, double min_p);
-// argmax of log p + G under a key (random.cpp).
-int64_t coupled_argmax(const float* p, int size, uint32_t key0, uint32_t key1);
+// Inverse CDF: the first index whose cumulative weight exceeds u times the sum; -1 if the sum is 0 (rows.cpp).
+int64_t draw(const float* weights, int size, double u);
+// argmax of log p + G under a key, the noise being that of the token ids (null: the index itself) (random.cpp).
+int64_t coupled_argmax(const float* p, int size, uint32_t key0, uint32_t key1, const int32_t* ids = nullptr);
 
 }  // namespace dspark
