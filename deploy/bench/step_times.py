@@ -3,9 +3,8 @@
     .venv/bin/python deploy/bench/step_times.py [--quantization bf16 gguf] [--json FILE]
 
 Two tables: B rows of one sequence (what a verification costs), and R sequences with one or several rows
-each (what a batch costs). The floor is measured with plain reads of as many bytes by as many threads,
-between the rows of the tables; every cell is the best of several runs, its ratio to the best floor in
-brackets.
+each (what a batch costs). The floor is the time of a plain read of as many bytes by as many threads; steps
+and reads take turns, the best of each counts, and their ratio stands in brackets.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def main() -> int:
         pages = sum(-(-(context + 40) // PAGE_SIZE) for context in options.contexts) * max(options.sequences)
         executor = NativeExecutor(config, weights, pages, options.threads, max(options.contexts) + 512)
         bench = _Bench(executor, size, options.repeats)
-        print(f"{kind}: {size / 1e6:.0f} MB of weights, {executor.kernels}, {options.threads} threads")
+        print(f"{kind}: {size / 1e6:.0f} MB of weights, {executor.model.kernels}, {options.threads} threads")
         results[kind] = {"bytes": size, "rows": bench.rows(options), "requests": bench.requests(options)}
         results[kind]["floor_ms"] = bench.floor * 1e3
         print(f"floor {bench.floor * 1e3:.1f} ms, {size / bench.floor / 1e9:.1f} GB/s\n")
@@ -78,29 +77,21 @@ class _Bench:
         self.floor = float("inf")
         self._memory = torch.ones(size // 4)
 
-    def _best(self, work: Callable[[], Any]) -> float:
-        best = float("inf")
+    def _best(self, work: Callable[[], Any]) -> tuple[float, float]:
+        """Best times of the work and of reading the weights, taken in turns."""
+        best = floor = float("inf")
         for _ in range(self.repeats):
-            begun = time.perf_counter()
-            work()
-            best = min(best, time.perf_counter() - begun)
-        self.floor = min(self.floor, self._read())
-        return best
+            floor = min(floor, _seconds(self._memory.sum))
+            best = min(best, _seconds(work))
+        self.floor = min(self.floor, floor)
+        return best, floor
 
-    def _read(self) -> float:
-        best = float("inf")
-        for _ in range(3):
-            begun = time.perf_counter()
-            self._memory.sum()
-            best = min(best, time.perf_counter() - begun)
-        return best
+    def _table(self, cells: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (seconds, floor) in cells.items():
+            print(f"  {name:<36} {seconds * 1e3:8.1f} ms  ({seconds / floor:.2f})")
+        return {name: (seconds * 1e3, floor * 1e3) for name, (seconds, floor) in cells.items()}
 
-    def _table(self, cells: dict[str, float]) -> dict[str, float]:
-        for name, seconds in cells.items():
-            print(f"  {name:<36} {seconds * 1e3:8.1f} ms  ({seconds / self.floor:.2f})")
-        return {name: seconds * 1e3 for name, seconds in cells.items()}
-
-    def rows(self, options: argparse.Namespace) -> dict[str, float]:
+    def rows(self, options: argparse.Namespace) -> dict[str, tuple[float, float]]:
         """B rows of one sequence behind a short context."""
         context, cells = min(options.contexts), {}
         history = np.arange(1, context + 2, dtype=np.int32)
@@ -111,7 +102,7 @@ class _Bench:
             cells[f"{rows} rows, context {context}"] = self._best(lambda b=batch: self.executor.forward(b))
         return self._table(cells)
 
-    def requests(self, options: argparse.Namespace) -> dict[str, float]:
+    def requests(self, options: argparse.Namespace) -> dict[str, tuple[float, float]]:
         """R sequences, each behind a context of its own."""
         cells = {}
         for context in options.contexts:
@@ -136,6 +127,12 @@ class _Bench:
             count = min(128, len(history) - 1 - start)
             item = BatchItem(0, history, start, count, pages, False, STATE, 1, 0)
             self.executor.forward(VerificationBatch((item,)))
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
 
 
 def _item(history: np.ndarray, rows: int, pages: np.ndarray) -> BatchItem:

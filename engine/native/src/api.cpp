@@ -44,33 +44,6 @@ void reserve(Model& m, int rows) {
 
 namespace {
 
-const Kernels* const kAll[] = {
-#if defined(DSPARK_X86)
-    &kAvx512,
-    &kAvx2,
-#endif
-    &kPortable,
-};
-
-const Kernels& find(const std::string& name) {
-    for (const Kernels* kernels : kAll)
-        if (name == kernels->name && kernels->supported()) return *kernels;
-    throw std::invalid_argument("this machine does not run the kernels '" + name + "'");
-}
-
-}  // namespace
-
-const Kernels& best_kernels() {
-    static const Kernels& best = [&]() -> const Kernels& {
-        for (const Kernels* kernels : kAll)
-            if (kernels->supported()) return *kernels;
-        return kPortable;
-    }();
-    return best;
-}
-
-namespace {
-
 Format format_of(int code) {
     if (code < 0 || code > 3) throw std::invalid_argument("unknown weight format");
     return static_cast<Format>(code);
@@ -116,8 +89,7 @@ const char* dspark_error() { return last_error().c_str(); }
 const char* dspark_supported() {
     static const std::string names = [] {
         std::string out;
-        for (const Kernels* kernels : kAll)
-            if (kernels->supported()) out += (out.empty() ? "" : " ") + std::string(kernels->name);
+        for (const Kernels* kernels : usable()) out += (out.empty() ? "" : " ") + std::string(kernels->name);
         return out;
     }();
     return names.c_str();
@@ -128,7 +100,7 @@ Handle* dspark_create(const char* kernels, const int32_t* sizes, float eps, cons
     Handle* handle = nullptr;
     guarded([&] {
         auto made = std::make_unique<Handle>();
-        made->kernels = &find(kernels);
+        made->kernels = &find_kernels(kernels);
         Model& m = made->model;
         m.vocab = sizes[0], m.hidden = sizes[1], m.intermediate = sizes[2];
         m.layers.resize(sizes[3]);

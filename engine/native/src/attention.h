@@ -4,6 +4,7 @@
 // call with later rows sees extra keys with weight exactly 0, which changes no bit of its result.
 
 constexpr int kChunk = 256;  // keys a chunk; a multiple of the page
+constexpr int kFetch = 8;    // pages that are fetched ahead of their use
 
 struct Query {
     const float* q;  // [head_dim]
@@ -11,14 +12,15 @@ struct Query {
     int first, end;  // visible keys: [first, end)
 };
 
-// Scores of one page: out[r][0 .. 16) = q_r . k, not yet scaled.
+// Scores of one page: out[r][0 .. 16) = q_r . k, not yet scaled; meanwhile page `later` is fetched.
 template <int R>
-inline void page_scores(const Query* rows, const uint16_t* keys, int dim, float (*out)[kChunk], int at) {
+inline void page_scores(const Query* rows, const uint16_t* keys, const uint16_t* later, int dim, float (*out)[kChunk], int at) {
     constexpr int V = kPage / L;
     F sum[R][V];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) sum[r][v] = Isa::zero();
     for (int d = 0; d < dim; ++d) {
+        if (d % 2 == 0) Isa::prefetch(later + d * kPage);
         F k[V];
         for (int v = 0; v < V; ++v) k[v] = Isa::load_bf16(keys + d * kPage + v * L);
 DSPARK_UNROLL(4)
@@ -62,43 +64,42 @@ inline float weigh(float* scores, int from, int size, const Query& row, float sc
     return Isa::reduce_add(total);
 }
 
-// acc[r] += weights[r] . values over `size` keys from position `from` (the start of a page) on.
-template <int R>
-inline void add_values(float (*weights)[kChunk], const Model& model, int layer, int head, const int32_t* pages, int from,
-                       int size, float* const* acc) {
-    const int dim = model.head_dim;
-    const size_t head_stride = static_cast<size_t>(dim) * kPage;
-    Model& m = const_cast<Model&>(model);
-    int d = 0;
-    for (; d + 2 * L <= dim; d += 2 * L) {
-        F sum[R][2];
-        for (int r = 0; r < R; ++r)
-            for (int v = 0; v < 2; ++v) sum[r][v] = Isa::load(acc[r] + d + v * L);
-        for (int i = 0; i < size; ++i) {
-            const uint16_t* value = m.value_page(layer, pages[(from + i) / kPage]) + head * head_stride +
-                                    static_cast<size_t>(i % kPage) * dim + d;
-            const F v0 = Isa::load_bf16(value), v1 = Isa::load_bf16(value + L);
+// acc[r][d .. d + N * L) += weights[r] . values over `size` keys that start with a page. pages[i] holds the values of
+// page i; behind the last come those that are fetched meanwhile, by the first columns for all.
+template <int R, int N>
+inline void add_columns(float (*weights)[kChunk], const uint16_t* const* pages, int dim, int size, float* const* acc, int d) {
+    F sum[R][N];
+DSPARK_UNROLL(4)
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n) sum[r][n] = Isa::load(acc[r] + d + n * L);
+    for (int from = 0; from < size; from += kPage) {
+        const uint16_t* value = pages[from / kPage] + d;
+        const uint16_t* later = pages[from / kPage + kFetch];
+        const int count = std::min(kPage, size - from);
+        for (int i = 0; i < count; ++i, value += dim) {
+            if (d == 0)
+                for (int line = 0; line < dim; line += 32) Isa::prefetch(later + i * dim + line);
+            F v[N];
+            for (int n = 0; n < N; ++n) v[n] = Isa::load_bf16(value + n * L);
 DSPARK_UNROLL(4)
             for (int r = 0; r < R; ++r) {
-                const F w = Isa::broadcast(weights[r] + i);
-                sum[r][0] = Isa::fma(v0, w, sum[r][0]);
-                sum[r][1] = Isa::fma(v1, w, sum[r][1]);
+                const F w = Isa::broadcast(weights[r] + from + i);
+                for (int n = 0; n < N; ++n) sum[r][n] = Isa::fma(v[n], w, sum[r][n]);
             }
         }
-        for (int r = 0; r < R; ++r)
-            for (int v = 0; v < 2; ++v) Isa::store(acc[r] + d + v * L, sum[r][v]);
     }
-    for (; d < dim; d += L) {
-        for (int r = 0; r < R; ++r) {
-            F sum = Isa::load(acc[r] + d);
-            for (int i = 0; i < size; ++i) {
-                const uint16_t* value = m.value_page(layer, pages[(from + i) / kPage]) + head * head_stride +
-                                        static_cast<size_t>(i % kPage) * dim + d;
-                sum = Isa::fma(Isa::load_bf16(value), Isa::broadcast(weights[r] + i), sum);
-            }
-            Isa::store(acc[r] + d, sum);
-        }
-    }
+DSPARK_UNROLL(4)
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n) Isa::store(acc[r] + d + n * L, sum[r][n]);
+}
+
+template <int R>
+inline void add_values(float (*weights)[kChunk], const uint16_t* const* pages, int dim, int size, float* const* acc) {
+    constexpr int kWide = Isa::kRegisters >= 32 || R <= 2 ? 4 : R == 3 ? 3 : 2;
+    int d = 0;
+    for (; d + kWide * L <= dim; d += kWide * L) add_columns<R, kWide>(weights, pages, dim, size, acc, d);
+    for (; d + 2 * L <= dim; d += 2 * L) add_columns<R, 2>(weights, pages, dim, size, acc, d);
+    for (; d < dim; d += L) add_columns<R, 1>(weights, pages, dim, size, acc, d);
 }
 
 template <int R>
@@ -120,10 +121,19 @@ inline void attend_rows(Model& model, int layer, int head, const int32_t* pages,
     }
     for (int from = first / kChunk * kChunk; from < end; from += kChunk) {
         const int size = std::min(kChunk, end - from), padded = (size + kPage - 1) / kPage * kPage;
-        for (int i = 0; i < padded; i += kPage) {
-            const uint16_t* keys = model.key_page(layer, pages[(from + i) / kPage]) + head * head_stride;
-            page_scores<R>(rows, keys, dim, weights, i);
+        // The chunk's pages in the order of their use, and those of the next chunk that are fetched meanwhile: contexts
+        // lie scattered, so no hardware foresees them.
+        const int count = padded / kPage, page = from / kPage;
+        const int more = std::min(kFetch, (end - from - size + kPage - 1) / kPage);
+        const uint16_t* stream[2 * kChunk / kPage + kFetch];
+        for (int i = 0; i < count; ++i) {
+            stream[i] = model.key_page(layer, pages[page + i]) + head * head_stride;
+            stream[count + i] = model.value_page(layer, pages[page + i]) + head * head_stride;
         }
+        for (int i = 0; i < kFetch; ++i)
+            stream[2 * count + i] = i < more ? model.key_page(layer, pages[page + count + i]) + head * head_stride
+                                             : stream[2 * count - 1];
+        for (int i = 0; i < count; ++i) page_scores<R>(rows, stream[i], stream[i + kFetch], dim, weights, i * kPage);
         for (int r = 0; r < R; ++r) {
             float shrink;
             const float sum = weigh(weights[r], from, padded, rows[r], scale, top[r], shrink);
@@ -131,7 +141,7 @@ inline void attend_rows(Model& model, int layer, int head, const int32_t* pages,
             if (shrink != 1.0f)
                 for (int d = 0; d < dim; d += L) Isa::store(acc[r] + d, Isa::mul(Isa::load(acc[r] + d), Isa::set(shrink)));
         }
-        add_values<R>(weights, model, layer, head, pages, from, size, acc);
+        add_values<R>(weights, stream + count, dim, size, acc);
     }
     for (int r = 0; r < R; ++r) {
         const F inverse = Isa::set(1.0f / total[r]);

@@ -18,6 +18,7 @@ namespace avx2 {
 
 struct Isa {
     static constexpr int kLanes = 8;
+    static constexpr bool kDotsBf16 = false;  // whether there is a dot_bf16
     static constexpr int kRegisters = 16;
     using F = __m256;
     using I = __m256i;

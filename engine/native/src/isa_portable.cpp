@@ -12,6 +12,7 @@ namespace portable {
 
 struct Isa {
     static constexpr int kLanes = 8;
+    static constexpr bool kDotsBf16 = false;  // whether there is a dot_bf16
     static constexpr int kRegisters = 16;
     struct F {
         float v[kLanes];

@@ -38,16 +38,32 @@ struct Ahead {
     }
 };
 
+// Isa::dot_bf16, where there is one.
+template <class Set>
+inline F dot_bf16(F sum, const uint8_t* weights, const uint16_t* x) {
+    if constexpr (Set::kDotsBf16) return Set::dot_bf16(sum, weights, x);
+    return sum;
+}
+
 template <int R>
 [[gnu::noinline]] void product_bf16(const uint8_t* p, Rows x, int row, float* out, int stride, Ahead ahead) {
     const size_t cols = x.cols;
     const float* values = x.values + row * cols;
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(x.values) + row * cols;
     F sum[R][2];
 DSPARK_UNROLL(8)
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Isa::zero();
     for (int g = 0; g < x.cols / kGroup; ++g) {
         ahead.fetch(g);
-        for (int k = 0; k < kGroup; k += 2, values += 2, p += 8 * L) {
+        for (int k = 0; k < kGroup; k += 2, values += 2, halves += 2, p += 8 * L) {
+            if constexpr (Isa::kDotsBf16) {
+DSPARK_UNROLL(8)
+                for (int r = 0; r < R; ++r) {
+                    sum[r][0] = dot_bf16<Isa>(sum[r][0], p, halves + r * cols);
+                    sum[r][1] = dot_bf16<Isa>(sum[r][1], p + 4 * L, halves + r * cols);
+                }
+                continue;
+            }
             F even[2], odd[2];
             Isa::load_bf16_pairs(reinterpret_cast<const uint16_t*>(p), even[0], odd[0]);
             Isa::load_bf16_pairs(reinterpret_cast<const uint16_t*>(p + 4 * L), even[1], odd[1]);
@@ -187,6 +203,11 @@ inline void product_tile(Format format, const uint8_t* tile, Rows x, int rows, f
 // Hand `count` columns of a row, from `column` on, to the next product, in the form that its weights need: as they are,
 // or quantised in groups of 32: q = round(x / s), s = max|x| / 127.
 inline void hand_over_part(const float* x, int count, int row, int column, Format format, Activations& out) {
+    if (Isa::kDotsBf16 && !quantised(format)) {
+        uint16_t* halves = reinterpret_cast<uint16_t*>(out.values.data()) + static_cast<size_t>(row) * out.cols + column;
+        for (int i = 0; i < count; ++i) halves[i] = float_to_bf16(x[i]);
+        return;
+    }
     if (!quantised(format)) {
         std::memcpy(out.values.data() + static_cast<size_t>(row) * out.cols + column, x, sizeof(float) * count);
         return;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "memory.h"
@@ -57,7 +58,7 @@ struct Matrix {
 // lie in strips of four rows, so that a kernel that works on four rows follows one pointer.
 struct Activations {
     int cols = 0;
-    Buffer<float> values;   // [n][cols]
+    Buffer<float> values;   // [n][cols]; kernels with dot products of bf16 keep bf16 in the same place
     Buffer<int8_t> quants;  // [n / 4][group][4][32]
     Buffer<float> scales;   // [n / 4][group][4]
     Buffer<float> sums;     // [n / 4][group][4]: scale * sum of the group's quants
@@ -240,13 +241,16 @@ struct Kernels {
     int (*at_least)(const float* x, int size, float floor, float* out);
 };
 
-// The best that this machine runs: what row work goes to.
+// Kernels that this machine runs, best first; the best, to which row work goes; and those of a name.
+const std::vector<const Kernels*>& usable();
 const Kernels& best_kernels();
+const Kernels& find_kernels(const std::string& name);
 
 extern const Kernels kPortable;
 #if defined(DSPARK_X86)
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
+extern const Kernels kAvx512Bf16;
 #endif
 
 }  // namespace dspark
