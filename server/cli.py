@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.accuracy import main as accuracy
 
         return accuracy(arguments[1:])
+    if arguments[:1] in (["train"], ["data"]):
+        from drafters.training.cli import main as train
+
+        return train(arguments)
     wanted = _parser(with_flags=arguments[:1] == ["serve"]).parse_args(arguments)
     if wanted.command == "version":
         return _version()
@@ -63,6 +67,8 @@ def _parser(with_flags: bool) -> argparse.ArgumentParser:
     commands.add_parser(
         "accuracy", help="compare the executor's distributions with fp32's on a text", add_help=False
     )
+    commands.add_parser("train", help="train a drafter for a model", add_help=False)
+    commands.add_parser("data", help="prepare what training needs", add_help=False)
     version = commands.add_parser("version", help="print the versions that matter")
     version.set_defaults(command="version")
     return parser

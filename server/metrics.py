@@ -46,6 +46,8 @@ _HISTOGRAMS = {
     "e2e_request_latency_seconds": ("From arrival to the last token", SECONDS),
     "request_queue_time_seconds": ("From arrival to admission", SECONDS),
     "step_seconds": ("Duration of an engine step", SECONDS),
+    "forward_seconds": ("Of a step: the target's forward pass", SECONDS),
+    "draft_seconds": ("Of a step: drafting", SECONDS),
     "step_rows": ("Token rows in an engine step, prefill included", ROWS),
     "verify_length": ("Draft tokens verified, per decoding sequence and step", LENGTHS),
     "accepted_length": ("Tokens gained per verified draft, the bonus token included", (*LENGTHS[1:], 17.0)),
@@ -103,6 +105,8 @@ class Metrics:
     def step(self, stats: StepStats, gauges: EngineGauges) -> None:
         counters, histograms = self._counters, self._histograms
         histograms["step_seconds"].observe(stats.step_time)
+        histograms["forward_seconds"].observe(stats.forward_time)
+        histograms["draft_seconds"].observe(stats.draft_time)
         histograms["step_rows"].observe(stats.rows)
         counters["generation_tokens"].inc(stats.emitted)
         if stats.corrupted:

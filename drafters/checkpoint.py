@@ -1,0 +1,76 @@
+"""Draft models on disk: config.json in DeepSpec's dialect and safetensors.
+
+Ours without what the target has already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from drafters.config import DraftConfig
+from drafters.model import DraftModel
+
+#: tensors that a full checkpoint repeats from the target
+ALIASED = ("embed_tokens.weight", "lm_head.weight")
+_WEIGHTS = "model.safetensors"
+
+
+def save(model: DraftModel, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write config and weights without embedding and head. Each file appears whole or not at all."""
+    tensors = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
+    if model.d2t is not None:
+        tensors["d2t"] = model.d2t.to(torch.int32).contiguous()
+    _write(folder, model.config, tensors)
+
+
+def _write(folder: Path, config: DraftConfig, tensors: dict[str, torch.Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{_WEIGHTS}.{os.getpid()}"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    os.replace(partial, folder / _WEIGHTS)
+    text = json.dumps(config.to_dict(), indent=2) + "\n"
+    partial = folder / f".config.json.{os.getpid()}"
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, folder / "config.json")
+
+
+def load_tensors(folder: Path) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
+    """Config and tensors under their names.
+
+    A confidence head that is not stored is turned off, never made up. Raises FileNotFoundError or
+    ValueError.
+    """
+    from dataclasses import replace
+
+    config = DraftConfig.from_folder(folder)
+    tensors: dict[str, torch.Tensor] = {}
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no safetensors")
+    for file in files:
+        with safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118  (not a dict)
+                tensors[name] = handle.get_tensor(name)
+    if config.confidence and "confidence_head.proj.weight" not in tensors:
+        config = replace(config, confidence=False)
+    return config, tensors
+
+
+def load(folder: Path, embedding: torch.Tensor, head: torch.Tensor) -> DraftModel:
+    """The model in torch, fp32, over the target's embedding [V, d] and head [V, d]. Raises ValueError."""
+    config, tensors = load_tensors(folder)
+    d2t = tensors.pop("d2t", None)
+    for name in ALIASED:
+        tensors.pop(name, None)
+    rows = head if d2t is None else head[d2t.long()]
+    model = DraftModel(config, embedding, rows, None if d2t is None else d2t.long())
+    missing, unexpected = model.load_state_dict({k: v.float() for k, v in tensors.items()}, strict=False)
+    if missing or unexpected:
+        raise ValueError(f"{folder}: missing {missing}, unexpected {unexpected}")
+    return model

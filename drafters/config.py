@@ -1,0 +1,168 @@
+"""What a draft model is: the shapes of its layers, its block, its heads.
+
+Read from and written as DeepSpec's config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.models.config import ModelConfig
+
+HeadKind = Literal["none", "vanilla", "gated", "rnn"]
+
+#: DeepSpec's name of the class; the same for DSpark and for its own DFlash baselines
+ARCHITECTURE = "Qwen3DSparkModel"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """A block drafter over features of a target.
+
+    `layers` holds the shapes of the draft layers (Qwen3-type: q and k are normed), at the target's
+    dimensions. `block_size` is gamma. `target_layer_ids` are 0-based outputs of target layers, -1 the
+    embedding. `window` limits the context that a block sees (None: all of it). `draft_vocab_size` is the
+    head's, where it is restricted to part of the target's vocabulary.
+    """
+
+    layers: ModelConfig
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    head: HeadKind = "vanilla"
+    rank: int = 0
+    confidence: bool = True
+    confidence_with_markov: bool = True
+    window: int | None = None
+    draft_vocab_size: int | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the draft's head."""
+        return self.draft_vocab_size or self.layers.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layers.hidden_size
+
+    @property
+    def confidence_size(self) -> int:
+        """Inputs of the confidence head: h, and W1 of the token before."""
+        return self.hidden_size + (self.rank if self.confidence_with_markov else 0)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> DraftConfig:
+        """Parse a config in DeepSpec's dialect. Raises UnsupportedModel or ValueError."""
+        layers = ModelConfig.from_dict({**raw, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+        rank = int(raw.get("markov_rank") or 0)
+        kind: HeadKind = raw.get("markov_head_type") or "vanilla" if rank else "none"
+        if kind not in ("none", "vanilla", "gated", "rnn"):
+            raise ValueError(f"unknown markov_head_type {kind!r}")
+        window = raw.get("context_window")
+        windows = (None if window is None else int(window),) * layers.num_layers
+        return cls(
+            layers=replace(layers, sliding_windows=windows),
+            block_size=int(raw["block_size"]),
+            mask_token_id=int(raw["mask_token_id"]),
+            target_layer_ids=tuple(int(i) for i in raw["target_layer_ids"]),
+            head=kind,
+            rank=rank,
+            confidence=bool(raw.get("enable_confidence_head", False)),
+            confidence_with_markov=bool(raw.get("confidence_head_with_markov", rank > 0)) and rank > 0,
+            window=windows[0],
+            draft_vocab_size=raw.get("draft_vocab_size"),
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> DraftConfig:
+        return cls.from_dict(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+
+    @classmethod
+    def for_target(
+        cls,
+        target: ModelConfig,
+        *,
+        num_layers: int = 2,
+        block_size: int = 7,
+        mask_token_id: int,
+        target_layer_ids: tuple[int, ...] | None = None,
+        head: HeadKind = "vanilla",
+        rank: int = 64,
+        window: int | None = 128,
+        draft_vocab_size: int | None = None,
+    ) -> DraftConfig:
+        """A fresh draft model at a target's dimensions. Layer ids default to DFlash's rule: evenly spaced."""
+        raw = {
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "intermediate_size": target.intermediate_size,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": target.num_heads,
+            "num_key_value_heads": target.num_kv_heads,
+            "head_dim": target.head_dim,
+            "rms_norm_eps": target.rms_eps,
+            "rope_theta": target.rope_theta,
+            "rope_scaling": target.rope_scaling,
+            "max_position_embeddings": target.max_position,
+            "tie_word_embeddings": False,
+            "num_target_layers": target.num_layers,
+            "block_size": block_size,
+            "mask_token_id": mask_token_id,
+            "target_layer_ids": target_layer_ids or spaced_layers(target.num_layers, 3),
+            "markov_rank": rank if head != "none" else 0,
+            "markov_head_type": head if head != "none" else None,
+            "enable_confidence_head": head != "none",
+            "confidence_head_with_markov": head != "none",
+            "context_window": window,
+            "draft_vocab_size": draft_vocab_size,
+        }
+        return cls.from_dict(raw)
+
+    def to_dict(self) -> dict[str, Any]:
+        """config.json in DeepSpec's dialect.
+
+        `context_window` and `draft_vocab_size` are additions of ours.
+        """
+        shapes = self.layers
+        return {
+            "architectures": [ARCHITECTURE],
+            "model_type": "qwen3",
+            "vocab_size": shapes.vocab_size,
+            "hidden_size": shapes.hidden_size,
+            "intermediate_size": shapes.intermediate_size,
+            "num_hidden_layers": shapes.num_layers,
+            "num_attention_heads": shapes.num_heads,
+            "num_key_value_heads": shapes.num_kv_heads,
+            "head_dim": shapes.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": shapes.rms_eps,
+            "rope_theta": shapes.rope_theta,
+            "rope_scaling": shapes.rope_scaling,
+            "max_position_embeddings": shapes.max_position,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "layer_types": ["full_attention"] * shapes.num_layers,
+            "num_target_layers": shapes.raw.get("num_target_layers"),
+            "block_size": self.block_size,
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.target_layer_ids),
+            "num_anchors": shapes.raw.get("num_anchors", 512),
+            "markov_rank": self.rank,
+            "markov_head_type": self.head if self.head != "none" else None,
+            "enable_confidence_head": self.confidence,
+            "confidence_head_with_markov": self.confidence_with_markov,
+            "context_window": self.window,
+            "draft_vocab_size": self.draft_vocab_size,
+        }
+
+
+def spaced_layers(target_layers: int, count: int) -> tuple[int, ...]:
+    """DFlash's rule: `count` layers, evenly spaced from layer 1 to layer n - 3, rounded."""
+    if count == 1:
+        return (target_layers // 2,)
+    first, last = 1, target_layers - 3
+    return tuple(round(first + i * (last - first) / (count - 1)) for i in range(count))

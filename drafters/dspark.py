@@ -1,0 +1,95 @@
+"""DSpark behind the engine's protocol.
+
+Context K/V from verified features, then a block for whoever is to draft. DFlash in DSpark's slot layout is
+the same without a sequential head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drafters.blocks import DraftBlocks, Drawn, SlotDraw
+from drafters.config import DraftConfig
+from engine.batch import DraftBlock, Verdict, VerificationBatch
+from engine.drafter import DraftRequest
+from engine.native.draft import Span
+from engine.noise import Purpose, host_row_keys, host_uniforms
+
+
+class DSparkDrafter:
+    """`blocks` computes; `d2t` [V'] are the target ids of a reduced vocabulary.
+
+    `identity` names the weights.
+    """
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        blocks: DraftBlocks,
+        identity: str,
+        d2t: torch.Tensor | None = None,
+    ) -> None:
+        self.name = "dspark" if config.head != "none" else "dflash"
+        self.feature_layers = config.target_layer_ids
+        self.identity = identity
+        self.config, self.blocks, self.d2t = config, blocks, d2t
+
+    def observe(
+        self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]
+    ) -> None:
+        """Write context K/V of every row that is final: known tokens and accepted drafts."""
+        assert features is not None
+        spans: list[Span] = []
+        rows: list[torch.Tensor] = []
+        row = 0
+        for item, verdict in zip(batch.items, verdicts, strict=True):
+            final = item.count - item.verify + verdict.accepted
+            spans.append(Span(item.start, final, item.pages))
+            rows.append(features[row : row + final])
+            row += item.count
+        whole = sum(span.count for span in spans) == features.shape[0]
+        self.blocks.write_context(spans, features if whole else torch.cat(rows))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
+        """As many slots as asked for, at most gamma. q is what each token was drawn from, filters applied."""
+        counts = [min(request.slots, self.config.block_size) for request in requests]
+        spans = [
+            Span(request.anchor, count, request.pages)
+            for request, count in zip(requests, counts, strict=True)
+        ]
+        anchors = [int(request.tokens[-1]) for request in requests]
+        draws = self._draws(requests, counts)
+        return [self._block(drawn) for drawn in self.blocks.draft(spans, anchors, draws)]
+
+    def _draws(self, requests: Sequence[DraftRequest], counts: Sequence[int]) -> list[list[SlotDraw]]:
+        """Random numbers: uniforms keyed by (anchor, round, slot), or the noise that the target will see."""
+        draws = [
+            [SlotDraw(request.state.params) for _ in range(count)]
+            for request, count in zip(requests, counts, strict=True)
+        ]
+        sampled = [i for i, request in enumerate(requests) if not request.state.params.greedy]
+        free = [i for i in sampled if requests[i].state.params.seed is None]
+        if free:
+            uniforms = host_uniforms(
+                [requests[i].state.stream for i in free],
+                [requests[i].anchor for i in free],
+                [requests[i].round for i in free],
+                max(counts[i] for i in free),
+                Purpose.DRAFT,
+            )
+            for i, numbers in zip(free, uniforms, strict=True):
+                for how, u in zip(draws[i], numbers, strict=False):
+                    how.u = u
+        for i in set(sampled) - set(free):
+            state, count = requests[i].state, counts[i]
+            places = [requests[i].anchor + 1 + k for k in range(count)]
+            keys = host_row_keys([state.params.seed or 0] * count, [state.choice] * count, places)
+            for how, key in zip(draws[i], keys, strict=True):
+                how.key = key
+        return draws
+
+    def _block(self, drawn: Drawn) -> DraftBlock:
+        confidence = None if drawn.confidence is None else tuple(drawn.confidence)
+        return DraftBlock(tuple(drawn.tokens), drawn.laws, self.d2t, confidence)

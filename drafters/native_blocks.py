@@ -1,0 +1,128 @@
+"""`DraftBlocks` on the native executor: three calls of the kernels for all sequences of a step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from drafters.blocks import Drawn, SlotDraw
+from drafters.checkpoint import ALIASED, load_tensors
+from drafters.config import DraftConfig
+from engine.native.draft import NativeDraftModel, SequentialHead, Slot, Span
+from engine.native.rows import KINDS
+from engine.native.weights import Rows, as_bf16
+from engine.native_executor import NativeExecutor
+
+_HEADS = {"none": "none", "vanilla": "markov", "gated": "gated", "rnn": "rnn"}
+
+
+class NativeDraftBlocks:
+    """Loads a checkpoint beside a target. Raises NativeError, FileNotFoundError or ValueError.
+
+    `head` [V, d] are the target's rows, needed where the checkpoint restricts the vocabulary.
+    """
+
+    def __init__(self, folder: Path, target: NativeExecutor, head: Rows, max_positions: int) -> None:
+        config, tensors = load_tensors(folder)
+        self.config = config
+        d2t = tensors.pop("d2t", None)
+        weights = as_bf16((name, value) for name, value in tensors.items() if name not in ALIASED)
+        ids = None if d2t is None else d2t.numpy().astype(np.int32)
+        own_head = None if ids is None else Rows(head.format, np.ascontiguousarray(head.data[ids]), head.cols)
+        self.d2t = None if d2t is None else d2t.long()
+        self.model = NativeDraftModel(
+            target.model,
+            config.layers,
+            weights,
+            _sequential_head(config, tensors, ids),
+            target.num_pages,
+            target.threads,
+            max_positions,
+            own_head,
+        )
+
+    def write_context(self, spans: Sequence[Span], features: torch.Tensor) -> None:
+        self.model.write_context(spans, features)
+
+    def draft(
+        self, spans: Sequence[Span], anchors: Sequence[int], draws: Sequence[list[SlotDraw]]
+    ) -> list[Drawn]:
+        tokens: list[int] = []
+        for span, anchor in zip(spans, anchors, strict=True):
+            tokens += [anchor, *[self.config.mask_token_id] * (span.count - 1)]
+        logits, hidden = self.model.backbone(spans, tokens)
+        hows = [(index, how) for index, of_block in enumerate(draws) for how in of_block]
+        slots = (Slot * len(hows))()
+        lawful = [not how.params.greedy and how.key is None for _, how in hows]
+        laws = torch.empty(sum(lawful), self.model.vocab)
+        row, at = 0, laws.data_ptr()
+        for slot, (index, how), has_law in zip(slots, hows, lawful, strict=True):
+            params = how.params
+            slot.row, slot.sequence = row, index
+            row += 1
+            slot.kind = KINDS["greedy" if params.greedy else "rejection" if how.key is None else "coupled"]
+            if params.greedy:
+                continue
+            slot.temperature, slot.top_k = params.temperature, max(params.top_k, 0)
+            slot.top_p, slot.min_p, slot.u = params.top_p, params.min_p, how.u
+            if how.key is not None:
+                slot.key0, slot.key1 = how.key
+            if has_law:
+                slot.law = at
+                at += 4 * self.model.vocab
+        self.model.sequential(slots, anchors, logits, hidden)
+        return self._collect(slots, draws, laws)
+
+    def _collect(
+        self, packed: ctypes.Array[Slot], draws: Sequence[list[SlotDraw]], laws: torch.Tensor
+    ) -> list[Drawn]:
+        slots, out, row, law = list(packed), [], 0, 0
+        for of_block in draws:
+            mine = slots[row : row + len(of_block)]
+            row += len(of_block)
+            count = sum(slot.law is not None for slot in mine)
+            out.append(
+                Drawn(
+                    [slot.token for slot in mine],
+                    laws[law : law + count] if count else None,
+                    [slot.confidence for slot in mine] if self.config.confidence else None,
+                )
+            )
+            law += count
+        return out
+
+
+def _sequential_head(
+    config: DraftConfig, tensors: dict[str, torch.Tensor], ids: np.ndarray | None
+) -> SequentialHead:
+    def rows(name: str) -> Rows | None:
+        value = tensors.get(name)
+        if value is None:
+            return None
+        (entry,) = as_bf16([("x", value)]).values()
+        assert isinstance(entry, Rows)
+        return entry
+
+    def vector(name: str) -> np.ndarray | None:
+        value = tensors.get(name)
+        return None if value is None else np.ascontiguousarray(value.float().numpy().reshape(-1))
+
+    mix = {"gated": "markov_head.gate_proj", "rnn": "markov_head.joint_proj"}.get(config.head)
+    confidence = vector("confidence_head.proj.weight") if config.confidence else None
+    if confidence is not None and not config.confidence_with_markov:
+        confidence = np.concatenate([confidence, np.zeros(config.rank, np.float32)])
+    bias = vector("confidence_head.proj.bias")
+    return SequentialHead(
+        _HEADS[config.head],
+        rows("markov_head.markov_w1.weight"),
+        rows("markov_head.markov_w2.weight"),
+        rows(f"{mix}.weight") if mix else None,
+        vector(f"{mix}.bias") if mix else None,
+        confidence,
+        0.0 if bias is None else float(bias[0]),
+        ids,
+    )

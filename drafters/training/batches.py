@@ -1,0 +1,93 @@
+"""Training batches: a few texts, some anchors in each, and what the target says at every slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from drafters.model import DraftModel
+from drafters.training.corpus import Corpus
+from drafters.training.features import FeatureCache
+from drafters.training.losses import BlockTargets
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts one behind another: S positions, A blocks of n slots.
+
+    `features` [S, m * d]; `anchors` [A] positions among S; `tokens` [A] at the anchors; `previous` [A, n] the
+    token before each slot's; `sequence` as `Backbone.forward` takes it; `final` [A, n, d], what the target's
+    head sees where it predicts the slot's token.
+    """
+
+    features: torch.Tensor
+    anchors: torch.Tensor
+    sequence: tuple[torch.Tensor, torch.Tensor]
+    previous: torch.Tensor
+    labels: torch.Tensor
+    mask: torch.Tensor
+    final: torch.Tensor
+    lse: torch.Tensor
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return self.previous[:, 0]
+
+
+def draw_anchors(prompt: int, length: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Up to `count` distinct positions whose own and next token belong to the answer, sorted."""
+    candidates = np.arange(prompt, length - 1)
+    if len(candidates) > count:
+        candidates = rng.choice(candidates, count, replace=False)
+    return np.sort(candidates)
+
+
+def make_batch(
+    corpus: Corpus,
+    cache: FeatureCache,
+    texts: npt.NDArray[np.int64],
+    anchors: int,
+    slots: int,
+    rng: np.random.Generator,
+) -> Batch:
+    """`anchors` blocks in each text. Slot j of the block at anchor a predicts the token at a + j + 1."""
+    features, positions, lse_all, final_all, columns = [], [], [], [], []
+    base = 0
+    for index in texts.tolist():
+        text = torch.from_numpy(corpus.text(index).astype(np.int64))
+        stored = cache.get(index)
+        places = torch.from_numpy(draw_anchors(int(corpus.prompts[index]), len(text), anchors, rng))
+        at = places[:, None] + torch.arange(slots)
+        inside = at + 1 < len(text)
+        at = at.clamp_max(len(text) - 2)
+        columns.append((places + base, torch.full_like(places, base), text[at], text[at + 1], inside))
+        final_all.append(stored.final[at])
+        lse_all.append(stored.lse[at])
+        features.append(stored.layers)
+        positions.append(torch.arange(len(text)))
+        base += len(text)
+    where, start, previous, labels, mask = (torch.cat(column) for column in zip(*columns, strict=True))
+    return Batch(
+        torch.cat(features),
+        where,
+        (start, torch.cat(positions)),
+        previous,
+        labels,
+        mask,
+        torch.cat(final_all),
+        torch.cat(lse_all),
+    )
+
+
+def targets(batch: Batch, model: DraftModel, t2d: torch.Tensor | None) -> BlockTargets:
+    """What the target says over the draft vocabulary.
+
+    T2d [V]: draft id of a target id, -1 if there is none.
+    """
+    with torch.no_grad():
+        logits = batch.final @ model.head.T
+    labels = batch.labels if t2d is None else t2d[batch.labels]
+    return BlockTargets(logits, batch.lse, labels, batch.mask)

@@ -1,0 +1,137 @@
+"""`dspark train` and `dspark data`: from answers of the target to a drafter for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from drafters.training.recipe import Recipe
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point for both commands; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.run(options) or 0)
+    except (OSError, ValueError) as error:
+        print(f"dspark {argv[0]}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last save", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dspark", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True)
+    train = commands.add_parser("train", help="train a drafter", description=_train.__doc__)
+    train.set_defaults(run=_train)
+    _add_common(train)
+    train.add_argument("--output-dir", required=True, metavar="DIR", help="what to resume from and save to")
+    train.add_argument("--recipe", metavar="FILE", help="recipe.json to start from")
+    train.add_argument(
+        "--hours", type=float, default=float("inf"), help="stop after so many (default: at the end)"
+    )
+    train.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS")
+    for field in fields(Recipe):
+        train.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=argparse.SUPPRESS)
+
+    data = commands.add_parser("data", help="prepare what training needs").add_subparsers(required=True)
+    features = data.add_parser("features", help="cache the target's features", description=_features.__doc__)
+    features.set_defaults(run=_features)
+    _add_common(features)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="MODEL", help="the target (default: the default model)")
+    parser.add_argument(
+        "--data",
+        default=os.environ.get("DSPARK_DATA"),
+        metavar="DIR",
+        help="folder with smollm2-answers/ (default: DSPARK_DATA)",
+    )
+    parser.add_argument(
+        "--answers", metavar="PATH", help="answers (.npz, or a folder of them) instead of --data's"
+    )
+    parser.add_argument("--features", required=True, metavar="DIR", help="where features are cached")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+
+
+def _sources(options: argparse.Namespace, layers: tuple[int, ...] = ()) -> tuple[Any, Any, Any]:
+    """(corpus, cache, target)"""
+    import torch
+
+    from drafters.config import spaced_layers
+    from drafters.training.corpus import Corpus
+    from drafters.training.features import FeatureCache
+    from drafters.training.target import Target
+    from engine.models.locate import default_cache_dir, locate_model
+
+    torch.set_num_threads(options.threads)
+    answers = options.answers or (options.data and f"{options.data}/smollm2-answers")
+    if not answers:
+        raise ValueError("say where the answers are: --answers, --data or DSPARK_DATA")
+    corpus = Corpus.load(answers)
+    folder = locate_model(options.model, default_cache_dir(), print)
+    longest = int((corpus.offsets[1:] - corpus.offsets[:-1]).max()) + 1
+    target = Target(folder, options.threads, longest)
+    layers = layers or spaced_layers(target.config.num_layers, 3)
+    name = f"{folder.name} {target.executor.describe()['dtype']}"
+    cache = FeatureCache(Path(options.features), corpus, target.config.hidden_size, layers, name)
+    return corpus, cache, target
+
+
+def _features(options: argparse.Namespace) -> int:
+    """Compute the target's features of all answers, held-out ones first. Resumes where it was stopped."""
+    import numpy as np
+
+    corpus, cache, target = _sources(options)
+    train, held_out = corpus.split()
+    order = np.concatenate([held_out, np.random.default_rng(0).permutation(train)])
+    last = 0.0
+
+    def show(done: int, total: int, rate: float) -> None:
+        nonlocal last
+        if time.monotonic() - last > 10 or done == total:
+            last = time.monotonic()
+            print(f"{done}/{total} texts, {rate:.0f} tokens/s", flush=True)
+
+    cache.fill(target, order, show)
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    """Train a drafter on cached features.
+
+    Everything is kept in --output-dir; the same command goes on there.
+    """
+    from drafters.training.trainer import Trainer
+
+    folder = Path(options.output_dir)
+    source = folder / "recipe.json" if (folder / "recipe.json").exists() else options.recipe
+    recipe = Recipe.load(Path(source)) if source else Recipe()
+    given = {f.name: getattr(options, f.name) for f in fields(Recipe) if getattr(options, f.name) is not None}
+    recipe = replace(recipe, **{name: _parsed(name, value) for name, value in given.items()})
+    corpus, cache, target = _sources(options, recipe.feature_layers)
+    trainer = Trainer(folder, recipe, corpus, cache, target, lambda line: print(line, flush=True))
+    trainer.run(options.save_every, options.hours * 3600)
+    return 0
+
+
+def _parsed(name: str, value: str) -> Any:
+    """A recipe entry from its text, by the type of its default."""
+    default = getattr(Recipe(), name)
+    if value == "none":
+        return None
+    if name == "feature_layers":
+        return tuple(int(part) for part in value.split(","))
+    if isinstance(default, str):
+        return value
+    return type(default)(value) if default is not None else int(value)

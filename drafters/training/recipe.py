@@ -1,0 +1,53 @@
+"""Everything that a training run depends on, kept beside its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from drafters.config import HeadKind
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`steps` fixes the cosine; `ema` is the decay of the averaged weights, which are what is kept."""
+
+    head: HeadKind = "vanilla"
+    rank: int = 64
+    num_layers: int = 2
+    block_size: int = 7
+    window: int | None = 128
+    draft_vocab: int | None = 16384
+    mask_token_id: int = 16
+    feature_layers: tuple[int, ...] = ()
+    steps: int = 60_000
+    texts: int = 2
+    anchors: int = 16
+    learning_rate: float = 1.5e-3
+    warmup: float = 0.04
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    ema: float = 0.999
+    seed: int = 42
+
+    def rate(self, step: int) -> float:
+        """Learning rate: linear warm-up, then a cosine to 0."""
+        ramp = max(1, round(self.warmup * self.steps))
+        if step < ramp:
+            return self.learning_rate * (step + 1) / ramp
+        done = min(1.0, (step - ramp) / max(1, self.steps - ramp))
+        return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Recipe:
+        """Raises ValueError for a file with unknown or unusable entries."""
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return cls(**{**raw, "feature_layers": tuple(raw.get("feature_layers", ()))})
+        except TypeError as error:
+            raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,247 @@
+"""The training loop: resumable at any moment, validated while it runs.
+
+The averaged weights exported each time.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from drafters import checkpoint
+from drafters.config import DraftConfig
+from drafters.model import DraftModel
+from drafters.training.batches import Batch, make_batch, targets
+from drafters.training.corpus import Corpus
+from drafters.training.features import FeatureCache
+from drafters.training.losses import block_losses, expected_length
+from drafters.training.recipe import Recipe
+from drafters.training.target import Target
+
+Progress = Callable[[str], None]
+
+_VALIDATION_TEXTS = 40
+
+
+@dataclass(frozen=True)
+class Validation:
+    """On held-out texts, teacher-forced at uniform anchors.
+
+    Tau at temperature 1 and 0, loss, c* by position.
+    """
+
+    tau: float
+    tau_greedy: float
+    loss: float
+    overlap: list[float]
+
+
+class Trainer:
+    """Everything lives in `folder`: recipe.json, state.pt, metrics.csv, draft/ (the averaged weights)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        corpus: Corpus,
+        cache: FeatureCache,
+        target: Target,
+        progress: Progress = print,
+    ) -> None:
+        self.folder, self.recipe, self.corpus, self.cache, self.progress = (
+            folder,
+            recipe,
+            corpus,
+            cache,
+            progress,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.train_texts, self.held_out = corpus.split()
+        torch.manual_seed(recipe.seed)
+        config = DraftConfig.for_target(
+            target.config,
+            num_layers=recipe.num_layers,
+            block_size=recipe.block_size,
+            mask_token_id=recipe.mask_token_id,
+            target_layer_ids=cache.layers,
+            head=recipe.head,
+            rank=recipe.rank,
+            window=recipe.window,
+            draft_vocab_size=recipe.draft_vocab,
+        )
+        d2t = t2d = None
+        if recipe.draft_vocab is not None:
+            d2t = torch.from_numpy(corpus.frequent(recipe.draft_vocab)).long()
+            t2d = torch.full((target.config.vocab_size,), -1)
+            t2d[d2t] = torch.arange(len(d2t))
+        head = target.head if d2t is None else target.head[d2t]
+        self.t2d = t2d
+        self.model = DraftModel(config, target.embedding, head, d2t)
+        self.average = DraftModel(config, target.embedding, head, d2t)
+        self.average.load_state_dict(self.model.state_dict())
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
+        )
+        self.step = 0
+        self.seconds = 0.0
+        self._resume()
+
+    # ---- state
+
+    @property
+    def _state_file(self) -> Path:
+        return self.folder / "state.pt"
+
+    def _resume(self) -> None:
+        if not self._state_file.exists():
+            self.recipe.save(self.folder / "recipe.json")
+            return
+        state = torch.load(self._state_file, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        self.progress(f"resumed at step {self.step}, {self.seconds:.0f} s of training behind it")
+
+    def save(self) -> None:
+        """Write state and draft; an interruption leaves the files of the last save."""
+        partial = self._state_file.with_suffix(".partial")
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "average": self.average.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "step": self.step,
+                "seconds": self.seconds,
+            },
+            partial,
+        )
+        os.replace(partial, self._state_file)
+        checkpoint.save(self.average, self.folder / "draft")
+
+    # ---- the loop
+
+    def run(self, save_every: float = 300.0, until: float = float("inf")) -> None:
+        """Train to the recipe's last step, or for `until` seconds.
+
+        Validate and save every `save_every` seconds.
+        """
+        begun = saved = time.monotonic()
+        parts: list[tuple[float, ...]] = []
+        while self.step < self.recipe.steps and time.monotonic() - begun < until:
+            before = time.monotonic()
+            parts.append(self._train_step())
+            self.seconds += time.monotonic() - before
+            if time.monotonic() - saved >= save_every or self.step == self.recipe.steps:
+                self._report(parts)
+                parts, saved = [], time.monotonic()
+        if parts:
+            self._report(parts)
+
+    def _batch(self, rng: np.random.Generator) -> Batch:
+        ready = self.cache.ready(self.train_texts)
+        if not len(ready):
+            raise ValueError("no features are there yet")
+        texts = rng.choice(ready, self.recipe.texts)
+        return make_batch(self.corpus, self.cache, texts, self.recipe.anchors, self.recipe.block_size, rng)
+
+    def _train_step(self) -> tuple[float, ...]:
+        # A generator per step: a resumed run draws what an uninterrupted one would have drawn.
+        rng = np.random.default_rng((self.recipe.seed, self.step))
+        batch = self._batch(rng)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate(self.step)
+        losses = self._losses(self.model, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses.total.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self.optimizer.step()
+        self.step += 1
+        # Young averages forget faster, or they would remember the random start.
+        decay = min(self.recipe.ema, (1.0 + self.step) / (10.0 + self.step))
+        with torch.no_grad():
+            for mean, value in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(value, 1.0 - decay)
+        tau = expected_length(losses.overlap, batch.mask).mean()
+        return tuple(
+            float(value.detach())
+            for value in (losses.total, losses.cross_entropy, losses.l1, losses.confidence, tau)
+        )
+
+    def _losses(self, model: DraftModel, batch: Batch) -> Any:
+        hidden = model(
+            batch.features, batch.anchors, model.slots(batch.tokens, self.recipe.block_size), batch.sequence
+        )
+        logits, confidence = model.block_logits(hidden, batch.previous)
+        return block_losses(logits, confidence, targets(batch, model, self.t2d))
+
+    @torch.no_grad()
+    def validate(self) -> Validation | None:
+        """The averaged weights on held-out texts; the same anchors every time. None while none is ready."""
+        texts = self.cache.ready(self.held_out)[:_VALIDATION_TEXTS]
+        sums: list[tuple[float, ...]] = []
+        overlaps, model = [], self.average
+        for index in texts.tolist():
+            rng = np.random.default_rng(index)
+            batch = make_batch(self.corpus, self.cache, np.array([index]), 24, self.recipe.block_size, rng)
+            hidden = model(
+                batch.features,
+                batch.anchors,
+                model.slots(batch.tokens, self.recipe.block_size),
+                batch.sequence,
+            )
+            logits, confidence = model.block_logits(hidden, batch.previous)
+            wanted = targets(batch, model, self.t2d)
+            losses = block_losses(logits, confidence, wanted)
+            same = (logits.argmax(-1) == wanted.logits.argmax(-1)).float()
+            sums.append(
+                (
+                    float(expected_length(losses.overlap, batch.mask).mean()),
+                    float(expected_length(same, batch.mask).mean()),
+                    float(losses.total),
+                )
+            )
+            overlaps.append(losses.overlap.mean(0))
+        if not sums:
+            return None
+        tau, greedy, loss = (sum(column) / len(column) for column in zip(*sums, strict=True))
+        return Validation(tau, greedy, loss, torch.stack(overlaps).mean(0).tolist())
+
+    def _report(self, parts: list[tuple[float, ...]]) -> None:
+        self.save()
+        validation = self.validate()
+        means = [sum(column) / len(column) for column in zip(*parts, strict=True)]
+        row = {
+            "step": self.step,
+            "seconds": round(self.seconds, 1),
+            "texts": len(self.cache.ready(self.train_texts)),
+            "rate": self.recipe.rate(self.step),
+            **dict(zip(("loss", "ce", "l1", "bce", "tau_train"), means, strict=True)),
+        }
+        if validation is not None:
+            row |= {
+                "loss_held_out": validation.loss,
+                "tau_held_out": validation.tau,
+                "tau_greedy_held_out": validation.tau_greedy,
+                **{f"overlap_{k + 1}": value for k, value in enumerate(validation.overlap)},
+            }
+        path = self.folder / "metrics.csv"
+        fresh = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(row))
+            if fresh:
+                writer.writeheader()
+            writer.writerow(row)
+        self.progress(
+            f"step {self.step}/{self.recipe.steps}  {self.seconds / 60:.0f} min  loss {row['loss']:.3f}  "
+            f"tau train {row['tau_train']:.3f}  held out {row.get('tau_held_out', float('nan')):.3f} (T=1) "
+            f"{row.get('tau_greedy_held_out', float('nan')):.3f} (T=0)  texts {row['texts']}"
+        )

@@ -1,0 +1,235 @@
+"""Losses against hand-computed values; batches, features and recipes; a run that is cut off and goes on."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from drafters.training.batches import draw_anchors, make_batch
+from drafters.training.corpus import Corpus
+from drafters.training.features import FeatureCache
+from drafters.training.losses import BlockTargets, block_losses, expected_length, position_weights
+from drafters.training.recipe import Recipe
+from drafters.training.target import TextFeatures
+from drafters.training.trainer import Trainer
+from tests.engine.harness import VOCAB, hf_model
+
+LAYERS = (0, 1)
+
+
+def test_losses_are_the_papers():
+    """Two slots over three tokens; the target's mass on a fourth is out of reach."""
+    p = torch.tensor([[0.5, 0.2, 0.2], [0.1, 0.6, 0.3]])
+    q = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.6, 0.3]])
+    logits = q.log()[None] + 3.0
+    targets = BlockTargets(
+        p.log()[None] + 1.5, torch.full((1, 2), 1.5), torch.tensor([[1, 2]]), torch.ones(1, 2)
+    )
+    confidence = torch.tensor([[0.0, 2.0]])
+    losses = block_losses(logits, confidence, targets)
+    l1 = [0.25 + 0.3 + 0.05 + 0.1, 0.0]
+    overlap = [0.25 + 0.2 + 0.2, 1.0]  # sum of minima
+    assert losses.overlap[0].tolist() == pytest.approx(overlap, abs=1e-6)
+    assert [1.0 - x / 2 for x in l1] == pytest.approx(overlap)
+    w = [1.0, math.exp(-0.25)]
+    mean = lambda a, b: (w[0] * a + w[1] * b) / sum(w)  # noqa: E731
+    assert float(losses.l1) == pytest.approx(mean(*l1), abs=1e-6)
+    assert float(losses.cross_entropy) == pytest.approx(mean(-math.log(0.5), -math.log(0.3)), abs=1e-6)
+    bce = [math.log(2.0), -math.log(1.0 / (1.0 + math.exp(-2.0)))]
+    assert float(losses.confidence) == pytest.approx(mean(*bce), abs=1e-6)
+    total = 0.1 * losses.cross_entropy + 0.9 * losses.l1 + losses.confidence
+    assert float(losses.total) == pytest.approx(float(total), abs=1e-6)
+
+
+def test_slots_past_the_end_and_labels_out_of_reach_cost_nothing():
+    logits = torch.randn(2, 3, 5)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    labels = torch.tensor([[1, -1, 2], [0, 1, 2]])
+    targets = BlockTargets(torch.randn(2, 3, 5), torch.full((2, 3), 4.0), labels, mask)
+    base = block_losses(logits, torch.zeros(2, 3), targets)
+    changed = logits.clone()
+    changed[0, 2] += torch.randn(5)
+    assert float(block_losses(changed, torch.zeros(2, 3), targets).total) == float(base.total)
+    unlabelled = block_losses(logits, None, replace(targets, labels=torch.full_like(labels, -1)))
+    assert float(unlabelled.cross_entropy) == 0.0
+    assert float(unlabelled.confidence) == 0.0
+
+
+def test_position_weights_follow_the_code():
+    wanted = [1.0, 0.779, 0.607, 0.472, 0.368, 0.287, 0.223]
+    assert position_weights(7).tolist() == pytest.approx(wanted, abs=5e-4)
+
+
+def test_expected_length_counts_the_bonus():
+    chances = torch.tensor([[0.5, 0.5, 1.0], [1.0, 1.0, 1.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    assert expected_length(chances, mask).tolist() == [1.0 + 0.5 + 0.25 + 0.25, 3.0]
+
+
+def test_anchors_and_their_next_tokens_belong_to_the_answer():
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(200):
+        places = draw_anchors(10, 30, 5, rng)
+        assert len(set(places.tolist())) == 5
+        assert (np.diff(places) > 0).all()
+        seen |= set(places.tolist())
+    assert seen == set(range(10, 29))
+    assert draw_anchors(10, 13, 5, rng).tolist() == [10, 11]
+
+
+class Fixture:
+    """A tiny target, a corpus of random texts, and their features."""
+
+    def __init__(self, folder, texts: int = 60) -> None:
+        from engine.models.config import ModelConfig
+
+        torch.manual_seed(3)
+        rng = np.random.default_rng(1)
+        self.model = hf_model("llama", initializer_range=0.3)
+        self.config = ModelConfig.from_dict(self.model.config.to_dict())
+        lengths = rng.integers(16, 40, texts)
+        ids = np.concatenate([(np.cumsum(rng.integers(1, 4, n)) % VOCAB) for n in lengths])
+        np.savez(
+            folder / "answers.npz",
+            ids=ids.astype(np.uint16),
+            length=lengths.astype(np.int32),
+            prompt_length=np.full(texts, 6, np.int32),
+            temperature=np.zeros(texts, np.float32),
+            domain=np.array(["math"] * texts),
+        )
+        self.corpus = Corpus.load(folder)
+        self.embedding = self.model.get_input_embeddings().weight.detach()
+        self.head = self.model.get_output_embeddings().weight.detach()
+        self.cache = FeatureCache(folder / "features", self.corpus, self.config.hidden_size, LAYERS, "tiny")
+
+    @torch.no_grad()
+    def features(self, text, layers) -> TextFeatures:
+        out = self.model(torch.from_numpy(text.astype(np.int64))[None], output_hidden_states=True)
+        states = out.hidden_states
+        return TextFeatures(
+            torch.cat([states[i + 1][0] for i in layers], -1), states[-1][0], out.logits[0].logsumexp(-1)
+        )
+
+    def fill(self) -> None:
+        self.cache.fill(self, np.arange(len(self.corpus)), lambda *_: None)
+
+
+RECIPE = Recipe(
+    rank=8,
+    num_layers=1,
+    block_size=3,
+    window=8,
+    draft_vocab=32,
+    mask_token_id=1,
+    steps=30,
+    texts=2,
+    anchors=6,
+    learning_rate=5e-3,
+)
+
+
+def test_features_resume_where_they_were(tmp_path):
+    world = Fixture(tmp_path)
+    every = np.arange(len(world.corpus))
+    world.cache.fill(world, every[:20], lambda *_: None)
+    assert world.cache.ready(every).tolist() == list(range(20))
+    again = FeatureCache(tmp_path / "features", world.corpus, world.config.hidden_size, LAYERS, "tiny")
+    seen = []
+    again.fill(world, every, lambda done, total, rate: seen.append((done, total)))
+    assert seen[0] == (21, 60)
+    assert seen[-1] == (60, 60)
+    wanted, stored = world.features(world.corpus.text(7), LAYERS), again.get(7)
+    assert torch.equal(stored.layers, wanted.layers.bfloat16().float())
+    assert torch.equal(stored.lse, wanted.lse)
+    with pytest.raises(ValueError, match="another"):
+        FeatureCache(tmp_path / "features", world.corpus, world.config.hidden_size, (0, 2), "tiny")
+
+
+def test_batches_line_up_features_tokens_and_targets(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    texts = np.array([3, 9, 14])
+    batch = make_batch(world.corpus, world.cache, texts, 4, 3, np.random.default_rng(0))
+    joined = np.concatenate([world.corpus.text(i) for i in texts])
+    assert batch.features.shape[0] == len(joined)
+    ends = np.cumsum([len(world.corpus.text(i)) for i in texts])
+    logits = batch.final @ world.head.T
+    for block, anchor in enumerate(batch.anchors.tolist()):
+        end = int(ends[np.searchsorted(ends, anchor, side="right")])
+        assert batch.tokens[block] == joined[anchor]
+        for slot in range(3):
+            inside = anchor + slot + 1 < end
+            assert bool(batch.mask[block, slot]) == inside
+            if inside:
+                assert batch.previous[block, slot] == joined[anchor + slot]
+                assert batch.labels[block, slot] == joined[anchor + slot + 1]
+                assert float(logits[block, slot].logsumexp(-1)) == pytest.approx(
+                    float(batch.lse[block, slot]), abs=0.05
+                )
+
+
+def trainer(world: Fixture, folder, recipe: Recipe = RECIPE) -> Trainer:
+    return Trainer(folder, recipe, world.corpus, world.cache, world, lambda line: None)
+
+
+def test_training_learns_and_a_cut_off_run_is_the_same_run(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    whole = trainer(world, tmp_path / "whole")
+    before = whole.validate()
+    whole.run()
+    after = whole.validate()
+    assert after.loss < before.loss
+    assert after.tau > before.tau > 1.0
+    assert all(0.0 <= overlap <= 1.0 for overlap in after.overlap)
+
+    first = trainer(world, tmp_path / "parts")
+    for _ in range(13):
+        first._train_step()
+    first.save()
+    second = trainer(world, tmp_path / "parts")
+    assert second.step == 13
+    second.run()
+    for name, value in whole.average.state_dict().items():
+        assert torch.allclose(second.average.state_dict()[name], value, atol=1e-6), name
+    with (tmp_path / "whole" / "metrics.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["tau_held_out"]) == pytest.approx(after.tau)
+    from drafters.checkpoint import load
+
+    exported = load(tmp_path / "whole" / "draft", world.embedding, world.head)
+    assert exported.config.draft_vocab_size == 32
+    assert torch.equal(exported.d2t, whole.model.d2t)
+
+
+def test_the_target_stays_frozen(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    embedding, head = world.embedding.clone(), world.head.clone()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, head="rnn", draft_vocab=None))
+    run.run()
+    assert torch.equal(run.model.embedding, embedding)
+    assert torch.equal(run.model.head, head)
+
+
+def test_the_rate_warms_up_and_falls_to_nothing():
+    recipe = Recipe(steps=1000, learning_rate=1.0)
+    assert recipe.rate(0) == pytest.approx(1 / 40)
+    assert recipe.rate(39) == recipe.rate(40) == 1.0
+    assert recipe.rate(520) == pytest.approx(0.5)
+    assert recipe.rate(1000) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_recipe_with_unknown_entries_is_refused(tmp_path):
+    path = tmp_path / "recipe.json"
+    Recipe(feature_layers=(1, 2)).save(path)
+    assert Recipe.load(path) == Recipe(feature_layers=(1, 2))
+    path.write_text('{"learning_rat": 1}')
+    with pytest.raises(ValueError, match="learning_rat"):
+        Recipe.load(path)
