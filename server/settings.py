@@ -38,7 +38,9 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["off", "ngram"] = "ngram"
+    method: Literal["off", "ngram", "dspark"] = "ngram"
+    #: folder of a draft model, for method dspark
+    model: str | None = None
     num_speculative_tokens: int = Field(default=5, ge=1, le=MAX_DRAFT)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)
@@ -47,6 +49,8 @@ class SpeculativeConfig(BaseModel):
     def _ordered(self) -> Self:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
+        if self.method == "dspark" and self.model is None:
+            raise ValueError('method dspark needs "model", the folder of a draft model')
         return self
 
 

@@ -90,7 +90,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         torch.set_num_threads(1)  # the kernels' threads do the work; torch is left with single rows
     else:
         executor = TorchExecutor(_model(config, folder, dtype), pages, PAGE_SIZE, dtype)
-    drafter, policy_name = _speculation(settings)
+    drafter, policy_name = _speculation(settings, executor, folder, max_model_len)
     pool = PagePool(executor.num_pages, PAGE_SIZE)
     intake = Intake(
         config.vocab_size,
@@ -208,14 +208,27 @@ def _context(settings: Settings, config: ModelConfig, pages: int) -> int:
     return pages * PAGE_SIZE
 
 
-def _speculation(settings: Settings) -> tuple[Drafter | None, str]:
+def _speculation(
+    settings: Settings, executor: Executor, folder: Path, max_model_len: int
+) -> tuple[Drafter | None, str]:
     """The drafter and the name of the policy that go together."""
     config = settings.speculative_config
     if config.method == "off" or settings.verify_policy == "off":
         if settings.verify_policy not in (None, "off", "fixed:0"):
             raise BadSettings(f"--verify-policy {settings.verify_policy} needs a drafter, and there is none")
         return None, "off"
-    drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    drafter: Drafter
+    if config.method == "dspark":
+        from drafters.loading import load_dspark
+
+        try:
+            drafter = load_dspark(
+                Path(config.model or ""), executor, folder, max_model_len, settings.quantization
+            )
+        except (OSError, ValueError) as error:
+            raise BadSettings(f"--speculative-config: {error}") from error
+    else:
+        drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     return drafter, settings.verify_policy or f"fixed:{config.num_speculative_tokens}"
 
 

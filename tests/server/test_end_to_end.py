@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "How many days are in a week?"}]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_start_line_and_probes(server):
 
 def test_chat_answers_sensibly_and_the_same_when_streamed(client, model):
     answer = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=16)
-    assert "Paris" in answer.choices[0].message.content
+    assert "7" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens <= 16
     stream = client.chat.completions.create(
@@ -119,7 +119,9 @@ def test_completion_with_logprobs_stop_and_choices(client, model):
 def test_metrics_tell_of_speculation(client, model, server):
     client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": "Repeat the word 'echo' twenty times."}],
+        messages=[
+            {"role": "user", "content": "Write a list of twenty lines that all say: I like green tea."}
+        ],
         temperature=0,
         max_tokens=48,
     )

@@ -19,7 +19,8 @@ NAMES = [
     "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total",
     "corrupted_requests_total", "admission_rejections_total", "http_requests_total",
-    "step_seconds_bucket", "forward_seconds_bucket", "draft_seconds_bucket", "step_rows_bucket", "verify_length_bucket", "accepted_length_bucket",
+    "step_seconds_bucket", "forward_seconds_bucket", "draft_seconds_bucket",
+    "step_rows_bucket", "verify_length_bucket", "accepted_length_bucket",
     "kv_pages_free", "kv_pages_cached", "kv_pages_total", "cancelled_requests_total",
 ]  # fmt: skip
 
