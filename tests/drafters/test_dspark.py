@@ -87,7 +87,7 @@ def test_kernels_and_torch_draw_from_the_same_laws(tmp_path, kind, reduced):
         )
         # Up to where the draws part, if rounding makes them part, laws and confidences agree.
         assert (ours.laws[: same + 1] - wanted.laws[: same + 1]).abs().sum(-1).max() < 0.1
-        assert ours.confidence[: same + 1] == pytest.approx(wanted.confidence[: same + 1], rel=0.03, abs=0.15)
+        assert ours.confidence[: same + 1] == pytest.approx(wanted.confidence[: same + 1], rel=0.03, abs=0.3)
 
 
 @pytest.mark.parametrize("where", ["native", "torch"])
