@@ -24,6 +24,8 @@ class NgramDrafter:
     def __init__(self, min_n: int = 2, max_n: int = 4, window: int = 8192) -> None:
         if not 1 <= min_n <= max_n:
             raise ValueError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max, got {min_n} and {max_n}")
+        if window < 1:
+            raise ValueError(f"the window must be at least a token, got {window}")
         self.min_n = min_n
         self.max_n = max_n
         self.window = window

@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.accuracy import main as accuracy
 
         return accuracy(arguments[1:])
+    if arguments[:2] == ["data", "regenerate"]:
+        from server.regenerate import main as regenerate
+
+        return regenerate(arguments[2:])
     if arguments[:1] in (["train"], ["data"]):
         from drafters.training.cli import main as train
 
