@@ -38,8 +38,8 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["off", "ngram", "dspark"] = "ngram"
-    #: folder of a draft model, for method dspark
+    method: Literal["off", "ngram", "dspark", "hybrid"] = "ngram"
+    #: folder of a draft model, for dspark and hybrid
     model: str | None = None
     num_speculative_tokens: int = Field(default=5, ge=1, le=MAX_DRAFT)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
@@ -49,8 +49,8 @@ class SpeculativeConfig(BaseModel):
     def _ordered(self) -> Self:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
-        if self.method == "dspark" and self.model is None:
-            raise ValueError('method dspark needs "model", the folder of a draft model')
+        if self.method in ("dspark", "hybrid") and self.model is None:
+            raise ValueError(f'method {self.method} needs "model", the folder of a draft model')
         return self
 
 

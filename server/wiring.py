@@ -217,8 +217,10 @@ def _speculation(
         if settings.verify_policy not in (None, "off", "fixed:0"):
             raise BadSettings(f"--verify-policy {settings.verify_policy} needs a drafter, and there is none")
         return None, "off"
-    drafter: Drafter
-    if config.method == "dspark":
+    lookup = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    drafter: Drafter = lookup
+    if config.method in ("dspark", "hybrid"):
+        from drafters.hybrid import HybridDrafter
         from drafters.loading import load_dspark
 
         try:
@@ -227,8 +229,8 @@ def _speculation(
             )
         except (OSError, ValueError) as error:
             raise BadSettings(f"--speculative-config: {error}") from error
-    else:
-        drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+        if config.method == "hybrid":
+            drafter = HybridDrafter(lookup, drafter)
     return drafter, settings.verify_policy or f"fixed:{config.num_speculative_tokens}"
 
 
