@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.accuracy import main as accuracy
 
         return accuracy(arguments[1:])
+    if arguments[:1] == ["eval"]:
+        from server.evaluate import main as evaluate
+
+        return evaluate(arguments[1:])
     if arguments[:2] == ["data", "regenerate"]:
         from server.regenerate import main as regenerate
 
@@ -72,6 +76,7 @@ def _parser(with_flags: bool) -> argparse.ArgumentParser:
         "accuracy", help="compare the executor's distributions with fp32's on a text", add_help=False
     )
     commands.add_parser("train", help="train a drafter for a model", add_help=False)
+    commands.add_parser("eval", help="judge a drafter on benchmark prompts", add_help=False)
     commands.add_parser("data", help="prepare what training needs", add_help=False)
     version = commands.add_parser("version", help="print the versions that matter")
     version.set_defaults(command="version")
