@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import torch
-
 from drafters.blocks import DraftBlocks, TorchDraftBlocks
 from drafters.checkpoint import load
 from drafters.config import DraftConfig
 from drafters.dspark import DSparkDrafter
 from drafters.native_blocks import NativeDraftBlocks
+from drafters.target_tensors import TargetTensors
 from engine.executor import Executor
 from engine.models.config import ModelConfig
-from engine.models.weights import load_tensors
 from engine.native.weights import Rows, load_weights
 from engine.native_executor import NativeExecutor
 
@@ -36,8 +34,8 @@ def load_dspark(
         native = NativeDraftBlocks(folder, executor, head, max_positions)
         blocks, config, d2t = native, native.config, native.d2t
     else:
-        embedding, rows = _aliased(target_folder, target)
-        model = load(folder, embedding, rows)
+        tensors = TargetTensors.load(target_folder, target)
+        model = load(folder, tensors.embedding, tensors.head)
         blocks = TorchDraftBlocks(model, executor.num_pages, executor.page_size)
         config, d2t = model.config, model.d2t
     return DSparkDrafter(config, blocks, _identity(folder), d2t)
@@ -51,18 +49,6 @@ def _check(config: DraftConfig, target: ModelConfig) -> None:
         )
     if not all(-1 <= layer < target.num_layers - 1 for layer in config.target_layer_ids):
         raise ValueError(f"the draft model reads layers {config.target_layer_ids}, which are not all inside")
-
-
-def _aliased(folder: Path, target: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embedding and head of the target, fp32."""
-    wanted = {"embed_tokens.weight", "lm_head.weight"}
-    tensors = {
-        name.removeprefix("model."): value.float()
-        for name, value in load_tensors(folder)
-        if name.removeprefix("model.") in wanted
-    }
-    embedding = tensors["embed_tokens.weight"]
-    return embedding, embedding if target.tie_embeddings else tensors["lm_head.weight"]
 
 
 def _identity(folder: Path) -> str:

@@ -89,7 +89,7 @@ class NativeExecutor:
         features = torch.empty((rows, len(layers) * self.config.hidden_size)) if feature_layers else None
         base = staging.ctypes.data
         check(
-            self.model.library.dspark_forward(
+            self.model.lib.dspark_forward(
                 self.model.handle,
                 len(items),
                 base,

@@ -1,7 +1,8 @@
 """`dspark eval`: accepted length by benchmark, conditional acceptance by position, trust in the confidence.
 
-The paper's protocol: fixed block, no scheduling, temperature 1 and 0, no filters, the first turn of each prompt
-(section 4.1). Rounds are pooled over the prompts of a benchmark; the macro average is over benchmarks.
+The paper's protocol: fixed block, no scheduling, temperature 1 and 0, no filters, the first turn of each
+prompt (section 4.1). Rounds are pooled over the prompts of a benchmark; the macro average is over
+benchmarks.
 """
 
 from __future__ import annotations

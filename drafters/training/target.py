@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from drafters.target_tensors import TargetTensors
 from engine.batch import BatchItem, DraftBlock, VerificationBatch
 from engine.executor import Executor
 from engine.models.config import ModelConfig
@@ -50,15 +51,8 @@ class Target:
             model = FusedDecoder(self.config, load_tensors(folder), torch.float32)
             self.executor = TorchExecutor(model, pages)
         self._pages = np.arange(pages, dtype=np.int32)
-        wanted = {"embed_tokens.weight", "lm_head.weight", "norm.weight"}
-        tensors = {
-            name.removeprefix("model."): value.float()
-            for name, value in load_tensors(folder)
-            if name.removeprefix("model.") in wanted
-        }
-        self.embedding = tensors["embed_tokens.weight"]
-        self.head = self.embedding if self.config.tie_embeddings else tensors["lm_head.weight"]
-        self._norm = tensors["norm.weight"]
+        tensors = TargetTensors.load(folder, self.config)
+        self.embedding, self.head, self._norm = tensors.embedding, tensors.head, tensors.norm
 
     @torch.inference_mode()
     def features(self, text: npt.NDArray[np.int32], layers: tuple[int, ...]) -> TextFeatures:

@@ -95,7 +95,7 @@ class NativeDraftModel:
         self.vocab = target.config.vocab_size if head_rows is None else head_rows.count
         self.model = NativeModel(config, self.vocab, num_pages, threads, max_positions, target.kernels)
         self.hidden_size = config.hidden_size
-        library, handle = self.model.library, self.model.handle
+        library, handle = self.model.lib, self.model.handle
         fuse = weights["fc.weight"]
         assert isinstance(fuse, Rows)
         self.model.set_matrix(DRAFT, 0, fuse)
@@ -126,7 +126,7 @@ class NativeDraftModel:
         layout, pages = _layout(spans)
         features = features.contiguous()
         check(
-            self.model.library.dspark_context(
+            self.model.lib.dspark_context(
                 self.model.handle, len(spans), layout, pages.ctypes.data, features.data_ptr()
             )
         )
@@ -143,7 +143,7 @@ class NativeDraftModel:
         rows = sum(span.count for span in spans)
         logits, hidden = torch.empty(rows, self.vocab), torch.empty(rows, self.hidden_size)
         check(
-            self.model.library.dspark_forward(
+            self.model.lib.dspark_forward(
                 self.model.handle,
                 len(spans),
                 layout,
@@ -173,7 +173,7 @@ class NativeDraftModel:
         anchors [sequences]; logits and hidden as `backbone` returns them. The logits are corrected in place.
         """
         check(
-            self.model.library.dspark_draft(
+            self.model.lib.dspark_draft(
                 self.model.handle,
                 slots,
                 len(slots),

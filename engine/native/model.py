@@ -47,7 +47,7 @@ class NativeModel:
         if loaded is None or not supported():
             raise NativeError("the native kernels were not built")
         self.config = config
-        self.library = loaded
+        self.lib = loaded
         self.kernels = kernels or supported()[0]
         self.formats: set[str] = set()
         sizes = (ctypes.c_int32 * 10)(
@@ -70,7 +70,7 @@ class NativeModel:
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
-            self.library.dspark_destroy(self.handle)
+            self.lib.dspark_destroy(self.handle)
 
     def set_layers(self, weights: Weights) -> None:
         """All decoder layers and the final norm."""
@@ -85,13 +85,13 @@ class NativeModel:
             self.set_norm(layer, 2, weights, f"{prefix}.self_attn.q_norm.weight", config.qk_norm)
             self.set_norm(layer, 3, weights, f"{prefix}.self_attn.k_norm.weight", config.qk_norm)
             window, rotates = config.sliding_windows[layer] or 0, int(config.rope_layers[layer])
-            check(self.library.dspark_set_layer(self.handle, layer, window, rotates))
+            check(self.lib.dspark_set_layer(self.handle, layer, window, rotates))
         self.set_norm(HEAD, 0, weights, "norm.weight")
 
     def set_embedding(self, weights: Weights) -> None:
         rows = _matrix(weights, "embed_tokens.weight")
         data = np.ascontiguousarray(rows.data)
-        check(self.library.dspark_set_embedding(self.handle, FORMATS[rows.format], data.ctypes.data))
+        check(self.lib.dspark_set_embedding(self.handle, FORMATS[rows.format], data.ctypes.data))
 
     def set_head(self, weights: Weights) -> None:
         name = "embed_tokens.weight" if self.config.tie_embeddings else "lm_head.weight"
@@ -103,7 +103,7 @@ class NativeModel:
         """which: q, k, v, output, gate, up, down of a layer; of DRAFT: fuse, bias, mix; of HEAD: the head."""
         data = np.ascontiguousarray(rows.data)
         self.formats.add(rows.format)
-        status = self.library.dspark_set_matrix(
+        status = self.lib.dspark_set_matrix(
             self.handle,
             layer,
             which,
@@ -119,7 +119,7 @@ class NativeModel:
         """which: input, mlp, q, k of a layer; of HEAD: the final norm; of DRAFT: the fused features' norm."""
         values = _vector(weights, name, needed)
         if values is not None:
-            check(self.library.dspark_set_norm(self.handle, layer, which, values.ctypes.data, len(values)))
+            check(self.lib.dspark_set_norm(self.handle, layer, which, values.ctypes.data, len(values)))
 
 
 def _vector(weights: Weights, name: str, needed: bool = True) -> npt.NDArray[np.float32] | None:

@@ -82,13 +82,13 @@ def test_products_equal_the_dequantised_product(kernels, kind, rows):
     bias = rng.normal(size=count).astype(np.float32)
     code = {"BF16": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}[kind]
     data = np.ascontiguousarray(data)
-    status = native.model.library.dspark_set_matrix(
+    status = native.model.lib.dspark_set_matrix(
         native.model.handle, 0, 3, code, data.ctypes.data, count, cols, bias.ctypes.data
     )
     assert status == 0
     x = rng.normal(size=(rows, cols)).astype(np.float32)
     out = np.empty((rows, count), dtype=np.float32)
-    native.model.library.dspark_product(native.model.handle, 0, 3, x.ctypes.data, rows, out.ctypes.data)
+    native.model.lib.dspark_product(native.model.handle, 0, 3, x.ctypes.data, rows, out.ctypes.data)
     if kind != "BF16":  # the kernels round activations to 8 bits in groups of 32
         groups = x.reshape(rows, -1, 32)
         scale = np.abs(groups).max(-1, keepdims=True) / 127
