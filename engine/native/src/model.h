@@ -105,7 +105,7 @@ struct DraftParts {
     Activations fused, embedded, mixed;  // scratch: inputs of fuse, bias and mix
 };
 
-// One row of a drafted block: how its token is chosen, and what was. The same as _Slot in engine/native/draft.py.
+// One row of a drafted block: how its token is chosen, and what was. The same as Slot in engine/native/draft.py.
 struct DraftSlot {
     int32_t row;       // of logits and hidden
     int32_t sequence;  // slots of a sequence come in order

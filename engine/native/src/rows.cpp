@@ -43,7 +43,7 @@ void residual(const float* p, const float* q, int size, float* out) {
     }
 }
 
-// What is to be decided on a row, and what was. The same as _Choice in engine/native/rows.py.
+// What is to be decided on a row, and what was. The same as Choice in engine/native/rows.py.
 struct Choice {
     int64_t row;
     int64_t draft;     // the token that was drafted here, or -1
