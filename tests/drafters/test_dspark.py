@@ -182,3 +182,52 @@ def test_a_prefix_hit_leaves_the_drafter_as_informed_as_a_fresh_start(tmp_path):
     assert (usages[0].cached_tokens, usages[1].cached_tokens) == (0, 48)
     assert usages[0].accepted_tokens == usages[1].accepted_tokens
     assert usages[0].draft_tokens == usages[1].draft_tokens > 0
+
+
+def test_a_preempted_sequence_drafts_what_it_would_have_drafted(tmp_path):
+    """Pages run out, sequences lose theirs and recompute: context K/V comes back with the target's."""
+    from engine.outputs import NullObserver
+
+    pair = Pair(tmp_path)
+
+    def run_with(pages: int):
+        drafter, drafted, events = pair.drafter("native"), {}, []
+        plain = drafter.draft
+
+        class Counter(NullObserver):
+            def preempted(self) -> None:
+                events.append("preempted")
+
+        def remembering(requests):
+            blocks = plain(requests)
+            for request, block in zip(requests, blocks, strict=True):
+                drafted[tuple(request.tokens.tolist())] = block.tokens
+            return blocks
+
+        drafter.draft = remembering
+        engine = Engine(
+            pair.decoder,
+            drafter,
+            "fixed:4",
+            num_pages=pages,
+            page_size=16,
+            wrap=lambda _: pair.native_target,
+            observer=Counter(),
+        )
+        for i in range(6):
+            engine.add(str(i), [3 + i, 5, 7, 9 + i] * 8, max_tokens=60, temperature=0.0, ignore_eos=True)
+        engine.run()
+        return engine.texts(), drafted, len(events)
+
+    texts, drafted, none = run_with(PAGES)
+    tight_texts, tight_drafted, some = run_with(16)
+    assert none == 0 < some
+    assert tight_texts == texts
+    # Greedy, so a function of the text, its context K/V and the number of slots.
+    same = [
+        (block, tight_drafted[text])
+        for text, block in drafted.items()
+        if len(tight_drafted.get(text, ())) == len(block)
+    ]
+    assert len(same) > 100
+    assert all(ours == wanted for ours, wanted in same)
