@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -65,6 +67,19 @@ def random_blocks(kind: str, count: int, cols: int, rng: np.random.Generator):
     blocks[:, :, : 2 * halves] = scales.view(np.uint8).reshape(count, cols // 32, 2 * halves)
     rows = blocks.reshape(count, -1)
     return rows, gguf.dequantize(rows, gguf.GGMLQuantizationType[kind])
+
+
+def test_no_kernels_that_this_machine_has_fail_their_own_check():
+    """They would be left out without a word, and these tests would try the others only."""
+    cpu = Path("/proc/cpuinfo")
+    flags = set(cpu.read_text().split()) if cpu.exists() else set()
+    needed = {
+        "avx2": {"avx2", "fma"},
+        "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    }
+    needed["avx512bf16"] = needed["avx512"] | {"avx512_bf16"}
+    present = {name for name, wanted in needed.items() if wanted <= flags}
+    assert set(supported()) == present | {"portable"}
 
 
 @pytest.mark.parametrize("kernels", supported())
