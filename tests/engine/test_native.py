@@ -325,3 +325,17 @@ def test_a_rejection_that_leaves_nothing_draws_from_p():
     (decision,) = decide(logits, [choice])
     assert not decision.accepted
     assert p.cumsum(0)[decision.token] >= 0.5 - 1e-6 > p.cumsum(0)[decision.token] - p[decision.token] - 2e-6
+
+
+@pytest.mark.parametrize("vocab", [1, 4, 256, 512, 2048])
+def test_draws_invert_the_cumulative_sum_at_every_edge(vocab):
+    """Equal chances that are powers of two, so that u = k / V hits every edge exactly."""
+    from engine.decision import Choice, decide
+    from engine.params import SamplingParams
+
+    edges = [k / vocab for k in range(vocab)]
+    below = [float(np.nextafter(edge, 0.0)) for edge in edges[1:]] + [1.0 - 2.0**-53]
+    for numbers in (edges, below):
+        choices = [Choice(0, SamplingParams(), final_u=u) for u in numbers]
+        found = [decision.token for decision in decide(torch.zeros(1, vocab), choices)]
+        assert found == list(range(vocab))
