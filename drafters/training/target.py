@@ -27,10 +27,7 @@ _CHUNK = 128  # rows a forward pass
 
 @dataclass(frozen=True)
 class TextFeatures:
-    """Of every position: the chosen layers' outputs [S, m * d], what the head sees [S, d].
-
-    Log-sum-exp [S].
-    """
+    """Of every position: chosen layers' outputs [S, m * d], what the head sees [S, d], log-sum-exp [S]."""
 
     layers: torch.Tensor
     final: torch.Tensor

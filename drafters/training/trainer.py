@@ -1,7 +1,4 @@
-"""The training loop: resumable at any moment, validated while it runs.
-
-The averaged weights exported each time.
-"""
+"""The training loop: resumable at any moment, validated while it runs; what is kept is averaged weights."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ _VALIDATION_TEXTS = 40
 
 @dataclass(frozen=True)
 class Validation:
-    """On held-out texts, teacher-forced at uniform anchors.
-
-    Tau at temperature 1 and 0, loss, c* by position.
-    """
+    """On held-out texts, teacher-forced at uniform anchors: tau at T = 1 and T = 0, loss, c* by position."""
 
     tau: float
     tau_greedy: float
@@ -56,13 +50,8 @@ class Trainer:
         target: Target,
         progress: Progress = print,
     ) -> None:
-        self.folder, self.recipe, self.corpus, self.cache, self.progress = (
-            folder,
-            recipe,
-            corpus,
-            cache,
-            progress,
-        )
+        self.folder, self.recipe, self.progress = folder, recipe, progress
+        self.corpus, self.cache = corpus, cache
         folder.mkdir(parents=True, exist_ok=True)
         self.train_texts, self.held_out = corpus.split()
         torch.manual_seed(recipe.seed)
