@@ -6,34 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from drafters.model import DraftModel
-from engine.draws import coupled_argmax, draw
+from drafters.slots import Drawn, SlotDraw, choose
 from engine.native.draft import Span
-from engine.params import SamplingParams
-from engine.sampling import probabilities
-
-
-@dataclass(slots=True)
-class SlotDraw:
-    """How the token of one slot is drawn: by the request's own parameters, by `u` or under `key`."""
-
-    params: SamplingParams
-    u: float = 0.0
-    key: tuple[int, int] | None = None
-
-
-@dataclass(slots=True)
-class Drawn:
-    """Tokens of one block, the laws [n, V'] they were drawn from (None: one-hot), raw confidence logits."""
-
-    tokens: list[int] = field(default_factory=list)
-    laws: torch.Tensor | None = None
-    confidence: list[float] | None = None
 
 
 class DraftBlocks(Protocol):
@@ -99,28 +78,9 @@ class TorchDraftBlocks:
                 embedded = model.markov_head.markov_w1(token)
             if model.confidence_head is not None and out.confidence is not None:
                 out.confidence.append(float(model.confidence_head(hidden[k : k + 1], embedded)))
-            previous, law = self._choose(logits.float(), how)
+            previous, law = choose(logits[0].float(), how, model.d2t, model.config.layers.vocab_size)
             out.tokens.append(previous)
             if law is not None:
                 laws.append(law)
         out.laws = torch.stack(laws) if laws else None
         return out
-
-    def _choose(self, logits: torch.Tensor, how: SlotDraw) -> tuple[int, torch.Tensor | None]:
-        """The token as a target id, and the law [V'] unless it is one-hot."""
-        d2t = self.model.d2t
-        if how.params.greedy:
-            place, law = int(logits.argmax()), None
-        else:
-            p = probabilities(logits, [how.params])
-            if how.key is None:
-                place, law = int(draw(p, torch.tensor([how.u], dtype=torch.float64))), p[0]
-            else:
-                words = torch.tensor([how.key])
-                key = (words - ((words >> 31) << 32)).to(torch.int32)
-                if d2t is not None:  # noise belongs to target tokens
-                    full = p.new_zeros(1, self.model.config.layers.vocab_size)
-                    full[0, d2t] = p[0]
-                    return int(coupled_argmax(full, key)), None
-                place, law = int(coupled_argmax(p, key)), None
-        return (place if d2t is None else int(d2t[place])), law

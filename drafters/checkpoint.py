@@ -1,27 +1,28 @@
-"""Draft models on disk: config.json in DeepSpec's dialect and safetensors.
-
-Ours without what the target has already.
-"""
+"""Draft models on disk: config.json in DeepSpec's dialect, safetensors without what the target has."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from drafters.chain import ChainModel
 from drafters.config import DraftConfig
 from drafters.model import DraftModel
+
+AnyModel = DraftModel | ChainModel
 
 #: tensors that a full checkpoint repeats from the target
 ALIASED = ("embed_tokens.weight", "lm_head.weight")
 _WEIGHTS = "model.safetensors"
 
 
-def save(model: DraftModel, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save(model: AnyModel, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write config and weights without embedding and head. Each file appears whole or not at all."""
     tensors = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
     if model.d2t is not None:
@@ -46,8 +47,6 @@ def load_tensors(folder: Path) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
     A confidence head that is not stored is turned off, never made up. Raises FileNotFoundError or
     ValueError.
     """
-    from dataclasses import replace
-
     config = DraftConfig.from_folder(folder)
     tensors: dict[str, torch.Tensor] = {}
     files = sorted(Path(folder).glob("*.safetensors"))
@@ -62,14 +61,22 @@ def load_tensors(folder: Path) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
     return config, tensors
 
 
-def load(folder: Path, embedding: torch.Tensor, head: torch.Tensor) -> DraftModel:
+def build(
+    config: DraftConfig, embedding: torch.Tensor, head: torch.Tensor, d2t: torch.Tensor | None = None
+) -> AnyModel:
+    """A model with random weights. embedding [V, d]; head [V', d], the rows that `d2t` [V'] names."""
+    kind: type[AnyModel] = DraftModel if config.family == "block" else ChainModel
+    return kind(config, embedding, head, d2t)
+
+
+def load(folder: Path, embedding: torch.Tensor, head: torch.Tensor) -> AnyModel:
     """The model in torch, fp32, over the target's embedding [V, d] and head [V, d]. Raises ValueError."""
     config, tensors = load_tensors(folder)
     d2t = tensors.pop("d2t", None)
     for name in ALIASED:
         tensors.pop(name, None)
     rows = head if d2t is None else head[d2t.long()]
-    model = DraftModel(config, embedding, rows, None if d2t is None else d2t.long())
+    model = build(config, embedding, rows, None if d2t is None else d2t.long())
     missing, unexpected = model.load_state_dict({k: v.float() for k, v in tensors.items()}, strict=False)
     if missing or unexpected:
         raise ValueError(f"{folder}: missing {missing}, unexpected {unexpected}")

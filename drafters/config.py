@@ -14,14 +14,19 @@ from typing import Any, Literal
 from engine.models.config import ModelConfig
 
 HeadKind = Literal["none", "vanilla", "gated", "rnn"]
+Family = Literal["block", "eagle3", "mtp"]
 
-#: DeepSpec's name of the class; the same for DSpark and for its own DFlash baselines
-ARCHITECTURE = "Qwen3DSparkModel"
+#: names of the classes in config.json: DeepSpec's for DSpark and its own DFlash baselines, the others ours
+ARCHITECTURES: dict[Family, str] = {
+    "block": "Qwen3DSparkModel",
+    "eagle3": "Qwen3Eagle3ChainModel",
+    "mtp": "Qwen3MTPModel",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """A block drafter over features of a target.
+    """A drafter over features of a target: a whole block at once, or a chain (`family`).
 
     `layers` holds the shapes of the draft layers (Qwen3-type: q and k are normed), at the target's
     dimensions. `block_size` is gamma. `target_layer_ids` are 0-based outputs of target layers, -1 the
@@ -39,6 +44,7 @@ class DraftConfig:
     confidence_with_markov: bool = True
     window: int | None = None
     draft_vocab_size: int | None = None
+    family: Family = "block"
 
     @property
     def vocab_size(self) -> int:
@@ -64,6 +70,12 @@ class DraftConfig:
             raise ValueError(f"unknown markov_head_type {kind!r}")
         window = raw.get("context_window")
         windows = (None if window is None else int(window),) * layers.num_layers
+        names = raw.get("architectures") or [ARCHITECTURES["block"]]
+        family = next((family for family, name in ARCHITECTURES.items() if name == names[0]), None)
+        if family is None:
+            raise ValueError(
+                f"unknown kind of draft model {names[0]!r}; known: {', '.join(ARCHITECTURES.values())}"
+            )
         return cls(
             layers=replace(layers, sliding_windows=windows),
             block_size=int(raw["block_size"]),
@@ -75,6 +87,7 @@ class DraftConfig:
             confidence_with_markov=bool(raw.get("confidence_head_with_markov", rank > 0)) and rank > 0,
             window=windows[0],
             draft_vocab_size=raw.get("draft_vocab_size"),
+            family=family,
         )
 
     @classmethod
@@ -94,9 +107,15 @@ class DraftConfig:
         rank: int = 64,
         window: int | None = 128,
         draft_vocab_size: int | None = None,
+        family: Family = "block",
     ) -> DraftConfig:
         """A fresh draft model at a target's dimensions. Layer ids default to DFlash's rule: evenly spaced."""
+        if family != "block":
+            num_layers, head = 1, "none"
+        if family == "mtp":
+            block_size, target_layer_ids = 1, (target.num_layers - 1,)
         raw = {
+            "architectures": [ARCHITECTURES[family]],
             "vocab_size": target.vocab_size,
             "hidden_size": target.hidden_size,
             "intermediate_size": target.intermediate_size,
@@ -129,7 +148,7 @@ class DraftConfig:
         """
         shapes = self.layers
         return {
-            "architectures": [ARCHITECTURE],
+            "architectures": [ARCHITECTURES[self.family]],
             "model_type": "qwen3",
             "vocab_size": shapes.vocab_size,
             "hidden_size": shapes.hidden_size,

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from drafters.blocks import DraftBlocks, Drawn, SlotDraw
+from drafters.blocks import DraftBlocks
 from drafters.config import DraftConfig
+from drafters.slots import slot_draws
 from engine.batch import DraftBlock, Verdict, VerificationBatch
 from engine.drafter import DraftRequest
 from engine.native.draft import Span
-from engine.noise import Purpose, host_row_keys, host_uniforms
 
 
 class DSparkDrafter:
@@ -60,36 +60,5 @@ class DSparkDrafter:
             for request, count in zip(requests, counts, strict=True)
         ]
         anchors = [int(request.tokens[-1]) for request in requests]
-        draws = self._draws(requests, counts)
-        return [self._block(drawn) for drawn in self.blocks.draft(spans, anchors, draws)]
-
-    def _draws(self, requests: Sequence[DraftRequest], counts: Sequence[int]) -> list[list[SlotDraw]]:
-        """Random numbers: uniforms keyed by (anchor, round, slot), or the noise that the target will see."""
-        draws = [
-            [SlotDraw(request.state.params) for _ in range(count)]
-            for request, count in zip(requests, counts, strict=True)
-        ]
-        sampled = [i for i, request in enumerate(requests) if not request.state.params.greedy]
-        free = [i for i in sampled if requests[i].state.params.seed is None]
-        if free:
-            uniforms = host_uniforms(
-                [requests[i].state.stream for i in free],
-                [requests[i].anchor for i in free],
-                [requests[i].round for i in free],
-                max(counts[i] for i in free),
-                Purpose.DRAFT,
-            )
-            for i, numbers in zip(free, uniforms, strict=True):
-                for how, u in zip(draws[i], numbers, strict=False):
-                    how.u = u
-        for i in set(sampled) - set(free):
-            state, count = requests[i].state, counts[i]
-            places = [requests[i].anchor + 1 + k for k in range(count)]
-            keys = host_row_keys([state.params.seed or 0] * count, [state.choice] * count, places)
-            for how, key in zip(draws[i], keys, strict=True):
-                how.key = key
-        return draws
-
-    def _block(self, drawn: Drawn) -> DraftBlock:
-        confidence = None if drawn.confidence is None else tuple(drawn.confidence)
-        return DraftBlock(tuple(drawn.tokens), drawn.laws, self.d2t, confidence)
+        draws = slot_draws(requests, counts)
+        return [drawn.block(self.d2t) for drawn in self.blocks.draft(spans, anchors, draws)]

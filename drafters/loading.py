@@ -6,26 +6,32 @@ import hashlib
 from pathlib import Path
 
 from drafters.blocks import DraftBlocks, TorchDraftBlocks
+from drafters.chain import ChainModel
+from drafters.chain_drafter import ChainDrafter
 from drafters.checkpoint import load
 from drafters.config import DraftConfig
 from drafters.dspark import DSparkDrafter
+from drafters.model import DraftModel
 from drafters.native_blocks import NativeDraftBlocks
 from drafters.target_tensors import TargetTensors
+from engine.drafter import Drafter
 from engine.executor import Executor
 from engine.models.config import ModelConfig
 from engine.native.weights import Rows, load_weights
 from engine.native_executor import NativeExecutor
 
 
-def load_dspark(
+def load_drafter(
     folder: Path, executor: Executor, target_folder: Path, max_positions: int, quantization: str = "auto"
-) -> DSparkDrafter:
-    """A DSpark or DFlash drafter on the target's own kind of executor.
+) -> Drafter:
+    """The drafter that a folder holds: DSpark and DFlash on the target's kind of executor, chains in torch.
 
     Raises FileNotFoundError, or ValueError for a checkpoint that does not fit the target.
     """
     config, target = DraftConfig.from_folder(folder), ModelConfig.from_folder(target_folder)
     _check(config, target)
+    if config.family != "block":
+        return _chain(folder, executor, target_folder, target)
     blocks: DraftBlocks
     if isinstance(executor, NativeExecutor):
         name = "embed_tokens.weight" if target.tie_embeddings else "lm_head.weight"
@@ -36,9 +42,18 @@ def load_dspark(
     else:
         tensors = TargetTensors.load(target_folder, target)
         model = load(folder, tensors.embedding, tensors.head)
+        assert isinstance(model, DraftModel)
         blocks = TorchDraftBlocks(model, executor.num_pages, executor.page_size)
         config, d2t = model.config, model.d2t
     return DSparkDrafter(config, blocks, _identity(folder), d2t)
+
+
+def _chain(folder: Path, executor: Executor, target_folder: Path, target: ModelConfig) -> ChainDrafter:
+    tensors = TargetTensors.load(target_folder, target)
+    model = load(folder, tensors.embedding, tensors.head)
+    assert isinstance(model, ChainModel)
+    norm = tensors.norm if model.config.family == "mtp" else None
+    return ChainDrafter(model, _identity(folder), executor.num_pages, executor.page_size, norm)
 
 
 def _check(config: DraftConfig, target: ModelConfig) -> None:
@@ -47,7 +62,9 @@ def _check(config: DraftConfig, target: ModelConfig) -> None:
             f"the draft model is for a target of width {config.hidden_size} and {config.layers.vocab_size} "
             f"tokens, this one has {target.hidden_size} and {target.vocab_size}"
         )
-    if not all(-1 <= layer < target.num_layers - 1 for layer in config.target_layer_ids):
+    # The last layer's output is MTP's, and nobody else's: others may know it with the final norm applied.
+    end = target.num_layers - (config.family != "mtp")
+    if not all(-1 <= layer < end for layer in config.target_layer_ids):
         raise ValueError(f"the draft model reads layers {config.target_layer_ids}, which are not all inside")
 
 
@@ -56,4 +73,4 @@ def _identity(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(file.read_bytes())
-    return f"dspark-{digest.hexdigest()}"
+    return f"draft-{digest.hexdigest()}"

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from drafters.blocks import Drawn, SlotDraw
 from drafters.checkpoint import ALIASED, load_tensors
 from drafters.config import DraftConfig
+from drafters.slots import Drawn, SlotDraw, adjust
 from engine.native.draft import NativeDraftModel, SequentialHead, Slot, Span
 from engine.native.rows import KINDS
 from engine.native.weights import Rows, as_bf16
@@ -56,6 +56,11 @@ class NativeDraftBlocks:
             tokens += [anchor, *[self.config.mask_token_id] * (span.count - 1)]
         logits, hidden = self.model.backbone(spans, tokens)
         hows = [(index, how) for index, of_block in enumerate(draws) for how in of_block]
+        for row, (_, how) in enumerate(hows):
+            # Before the sequential head adds its share, and as things stand at the anchor: q is what the
+            # kernels draw from all the same.
+            if how.state is not None:
+                adjust(logits[row], how.state, self.d2t)
         slots = (Slot * len(hows))()
         lawful = [not how.params.greedy and how.key is None for _, how in hows]
         laws = torch.empty(sum(lawful), self.model.vocab)

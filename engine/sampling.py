@@ -33,6 +33,7 @@ class SamplingState:
         stream: tuple[int, int, int, int] = (0, 0, 0, 0),
     ) -> None:
         self.params = params
+        self.vocab_size = vocab_size
         self.choice = choice
         self.stream = stream
         self.generated = 0

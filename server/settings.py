@@ -38,8 +38,8 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["off", "ngram", "dspark", "hybrid"] = "ngram"
-    #: folder of a draft model, for dspark and hybrid
+    method: Literal["off", "ngram", "dspark", "dflash", "eagle3", "mtp", "hybrid"] = "ngram"
+    #: folder of a draft model; hybrid takes any kind, the others their own
     model: str | None = None
     num_speculative_tokens: int = Field(default=5, ge=1, le=MAX_DRAFT)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
@@ -49,7 +49,7 @@ class SpeculativeConfig(BaseModel):
     def _ordered(self) -> Self:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
-        if self.method in ("dspark", "hybrid") and self.model is None:
+        if self.method not in ("off", "ngram") and self.model is None:
             raise ValueError(f'method {self.method} needs "model", the folder of a draft model')
         return self
 

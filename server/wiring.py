@@ -221,16 +221,18 @@ def _speculation(
         return None, "off"
     lookup = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     drafter: Drafter = lookup
-    if config.method in ("dspark", "hybrid"):
+    if config.method != "ngram":
         from drafters.hybrid import HybridDrafter
-        from drafters.loading import load_dspark
+        from drafters.loading import load_drafter
 
         try:
-            drafter = load_dspark(
+            drafter = load_drafter(
                 Path(config.model or ""), executor, folder, max_model_len, settings.quantization
             )
         except (OSError, ValueError) as error:
             raise BadSettings(f"--speculative-config: {error}") from error
+        if config.method not in ("hybrid", drafter.name):
+            raise BadSettings(f"--speculative-config: {config.model} holds a {drafter.name} model")
         if config.method == "hybrid":
             drafter = HybridDrafter(lookup, drafter)
     return drafter, settings.verify_policy or f"fixed:{config.num_speculative_tokens}"

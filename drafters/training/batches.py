@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from drafters.checkpoint import AnyModel
 from drafters.model import DraftModel
 from drafters.training.corpus import Corpus
 from drafters.training.features import FeatureCache
@@ -18,12 +19,14 @@ from drafters.training.losses import BlockTargets
 class Batch:
     """Texts one behind another: S positions, A blocks of n slots.
 
-    `features` [S, m * d]; `anchors` [A] positions among S; `tokens` [A] at the anchors; `previous` [A, n] the
-    token before each slot's; `sequence` as `Backbone.forward` takes it; `final` [A, n, d], what the target's
-    head sees where it predicts the slot's token.
+    `features` [S, m * d]; `following` [S], the token after each position; `anchors` [A] positions among S;
+    `tokens` [A] at the anchors; `previous` [A, n] the token before each slot's; `sequence` as
+    `Backbone.forward` takes it; `final` [A, n, d], what the target's head sees where it predicts the slot's
+    token, and `lse` [A, n] its log-sum-exp.
     """
 
     features: torch.Tensor
+    following: torch.Tensor
     anchors: torch.Tensor
     sequence: tuple[torch.Tensor, torch.Tensor]
     previous: torch.Tensor
@@ -52,9 +55,13 @@ def make_batch(
     anchors: int,
     slots: int,
     rng: np.random.Generator,
+    last_hidden: bool = False,
 ) -> Batch:
-    """`anchors` blocks in each text. Slot j of the block at anchor a predicts the token at a + j + 1."""
-    features, positions, lse_all, final_all, columns = [], [], [], [], []
+    """`anchors` blocks in each text. Slot j of the block at anchor a predicts the token at a + j + 1.
+
+    `last_hidden`: the features are what the target's head sees, not the cached layers.
+    """
+    features, positions, lse_all, final_all, columns, following = [], [], [], [], [], []
     base = 0
     for index in texts.tolist():
         text = torch.from_numpy(corpus.text(index).astype(np.int64))
@@ -66,12 +73,14 @@ def make_batch(
         columns.append((places + base, torch.full_like(places, base), text[at], text[at + 1], inside))
         final_all.append(stored.final[at])
         lse_all.append(stored.lse[at])
-        features.append(stored.layers)
+        features.append(stored.final if last_hidden else stored.layers)
+        following.append(text.roll(-1))
         positions.append(torch.arange(len(text)))
         base += len(text)
     where, start, previous, labels, mask = (torch.cat(column) for column in zip(*columns, strict=True))
     return Batch(
         torch.cat(features),
+        torch.cat(following),
         where,
         (start, torch.cat(positions)),
         previous,
@@ -82,10 +91,19 @@ def make_batch(
     )
 
 
-def targets(batch: Batch, model: DraftModel, t2d: torch.Tensor | None) -> BlockTargets:
+def predict(model: AnyModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The draft's logits [A, n, V'] and confidence logits [A, n] along the batch's own texts."""
+    if isinstance(model, DraftModel):
+        blocks = model.slots(batch.tokens, batch.previous.shape[1])
+        hidden = model(batch.features, batch.anchors, blocks, batch.sequence)
+        return model.block_logits(hidden, batch.previous)
+    return model(batch.features, batch.following, batch.anchors, batch.previous, batch.sequence), None
+
+
+def targets(batch: Batch, model: AnyModel, t2d: torch.Tensor | None) -> BlockTargets:
     """What the target says over the draft vocabulary.
 
-    T2d [V]: draft id of a target id, -1 if there is none.
+    t2d [V]: draft id of a target id, -1 if there is none.
     """
     with torch.no_grad():
         logits = batch.final @ model.head.T

@@ -94,7 +94,7 @@ def _features(options: argparse.Namespace) -> int:
 
     corpus, cache, target = _sources(options)
     train, held_out = corpus.split()
-    order = np.concatenate([held_out, np.random.default_rng(0).permutation(train)])
+    order = np.concatenate([held_out, corpus.shuffled(train)])
     last = 0.0
 
     def show(done: int, total: int, rate: float) -> None:

@@ -15,10 +15,7 @@ HELD_OUT = 25
 
 @dataclass(frozen=True)
 class Corpus:
-    """`ids` of all texts; text i is ids[offsets[i] .
-
-    Offsets[i + 1]], its first `prompts[i]` tokens the prompt.
-    """
+    """Text i is ids[offsets[i] : offsets[i + 1]], its first `prompts[i]` tokens the prompt."""
 
     ids: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
@@ -75,6 +72,11 @@ class Corpus:
         every = np.arange(len(self))
         held = every % HELD_OUT == 0
         return every[~held], every[held]
+
+    @staticmethod
+    def shuffled(texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The order in which texts are prepared, always the same: a part of them is a fair sample."""
+        return np.random.default_rng(0).permutation(texts)
 
     def frequent(self, count: int) -> npt.NDArray[np.int32]:
         """The `count` most frequent token ids of the answers, in ascending order; the lowest ids fill up."""

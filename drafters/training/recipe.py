@@ -7,13 +7,19 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drafters.config import HeadKind
+from drafters.config import Family, HeadKind
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`steps` fixes the cosine; `ema` is the decay of the averaged weights, which are what is kept."""
+    """`steps` fixes the cosine; `ema` is the decay of the averaged weights, which are what is kept.
 
+    `family` and `head` say which drafter; a chain has one layer, and MTP-1 one slot, whatever stands here.
+    A step trains `anchors` blocks in each of `texts` texts, drawn from the first `most_texts` of a fixed
+    order (None: all), so that runs with the same limit see the same data.
+    """
+
+    family: Family = "block"
     head: HeadKind = "vanilla"
     rank: int = 64
     num_layers: int = 2
@@ -25,6 +31,7 @@ class Recipe:
     steps: int = 60_000
     texts: int = 2
     anchors: int = 16
+    most_texts: int | None = None
     learning_rate: float = 1.5e-3
     warmup: float = 0.04
     weight_decay: float = 0.0

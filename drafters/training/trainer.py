@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from drafters import checkpoint
 from drafters.config import DraftConfig
-from drafters.model import DraftModel
-from drafters.training.batches import Batch, make_batch, targets
+from drafters.training.batches import Batch, make_batch, predict, targets
 from drafters.training.corpus import Corpus
 from drafters.training.features import FeatureCache
 from drafters.training.losses import block_losses, expected_length
@@ -54,6 +53,7 @@ class Trainer:
         self.corpus, self.cache = corpus, cache
         folder.mkdir(parents=True, exist_ok=True)
         self.train_texts, self.held_out = corpus.split()
+        self.train_texts = corpus.shuffled(self.train_texts)[: recipe.most_texts]
         torch.manual_seed(recipe.seed)
         config = DraftConfig.for_target(
             target.config,
@@ -65,6 +65,7 @@ class Trainer:
             rank=recipe.rank,
             window=recipe.window,
             draft_vocab_size=recipe.draft_vocab,
+            family=recipe.family,
         )
         d2t = t2d = None
         if recipe.draft_vocab is not None:
@@ -73,8 +74,8 @@ class Trainer:
             t2d[d2t] = torch.arange(len(d2t))
         head = target.head if d2t is None else target.head[d2t]
         self.t2d = t2d
-        self.model = DraftModel(config, target.embedding, head, d2t)
-        self.average = DraftModel(config, target.embedding, head, d2t)
+        self.model = checkpoint.build(config, target.embedding, head, d2t)
+        self.average = checkpoint.build(config, target.embedding, head, d2t)
         self.average.load_state_dict(self.model.state_dict())
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
@@ -139,8 +140,12 @@ class Trainer:
         ready = self.cache.ready(self.train_texts)
         if not len(ready):
             raise ValueError("no features are there yet")
-        texts = rng.choice(ready, self.recipe.texts)
-        return make_batch(self.corpus, self.cache, texts, self.recipe.anchors, self.recipe.block_size, rng)
+        return self._make(rng.choice(ready, self.recipe.texts), self.recipe.anchors, rng)
+
+    def _make(self, texts: npt.NDArray[np.int64], anchors: int, rng: np.random.Generator) -> Batch:
+        config = self.model.config
+        last_hidden = config.family == "mtp"
+        return make_batch(self.corpus, self.cache, texts, anchors, config.block_size, rng, last_hidden)
 
     def _train_step(self) -> tuple[float, ...]:
         # A generator per step: a resumed run draws what an uninterrupted one would have drawn.
@@ -148,9 +153,10 @@ class Trainer:
         batch = self._batch(rng)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.step)
-        losses = self._losses(self.model, batch)
+        logits, confidence = predict(self.model, batch)
+        losses = block_losses(logits, confidence, targets(batch, self.model, self.t2d))
         self.optimizer.zero_grad(set_to_none=True)
-        losses.total.backward()
+        torch.autograd.backward(losses.total)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.optimizer.step()
         self.step += 1
@@ -165,13 +171,6 @@ class Trainer:
             for value in (losses.total, losses.cross_entropy, losses.l1, losses.confidence, tau)
         )
 
-    def _losses(self, model: DraftModel, batch: Batch) -> Any:
-        hidden = model(
-            batch.features, batch.anchors, model.slots(batch.tokens, self.recipe.block_size), batch.sequence
-        )
-        logits, confidence = model.block_logits(hidden, batch.previous)
-        return block_losses(logits, confidence, targets(batch, model, self.t2d))
-
     @torch.no_grad()
     def validate(self) -> Validation | None:
         """The averaged weights on held-out texts; the same anchors every time. None while none is ready."""
@@ -180,14 +179,8 @@ class Trainer:
         overlaps, model = [], self.average
         for index in texts.tolist():
             rng = np.random.default_rng(index)
-            batch = make_batch(self.corpus, self.cache, np.array([index]), 24, self.recipe.block_size, rng)
-            hidden = model(
-                batch.features,
-                batch.anchors,
-                model.slots(batch.tokens, self.recipe.block_size),
-                batch.sequence,
-            )
-            logits, confidence = model.block_logits(hidden, batch.previous)
+            batch = self._make(np.array([index]), 24, rng)
+            logits, confidence = predict(model, batch)
             wanted = targets(batch, model, self.t2d)
             losses = block_losses(logits, confidence, wanted)
             same = (logits.argmax(-1) == wanted.logits.argmax(-1)).float()

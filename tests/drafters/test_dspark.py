@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.blocks import SlotDraw, TorchDraftBlocks
+from drafters.blocks import TorchDraftBlocks
 from drafters.checkpoint import save
 from drafters.dspark import DSparkDrafter
 from drafters.native_blocks import NativeDraftBlocks
+from drafters.slots import SlotDraw
 from engine.batch import Verdict, VerificationBatch
 from engine.drafter import DraftRequest
 from engine.models.decoder import FusedDecoder

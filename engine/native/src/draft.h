@@ -113,8 +113,10 @@ class SequentialHead {
         if (!s.law) space.resize(m_.vocab);
         float* p = s.law ? s.law : space.data();
         const float top = row_max(x, m_.vocab);
-        int64_t token = 0;  // whatever a broken row says: the target decides
-        if (std::isfinite(top)) {
+        int64_t token = 0;  // a broken row proposes the first token for certain, and the target decides
+        if (!std::isfinite(top)) {
+            if (s.law) std::fill_n(p, m_.vocab, 0.0f), p[0] = 1.0f;
+        } else {
             if (s.kind == 0) {
                 token = row_find(x, m_.vocab, top);
             } else {
