@@ -23,14 +23,17 @@ _WEIGHTS = "model.safetensors"
 
 
 def save(model: AnyModel, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write config and weights without embedding and head. Each file appears whole or not at all."""
+    """Write config and weights without embedding and head."""
     tensors = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
     if model.d2t is not None:
-        tensors["d2t"] = model.d2t.to(torch.int32).contiguous()
-    _write(folder, model.config, tensors)
+        tensors["d2t"] = model.d2t
+    write(folder, model.config, tensors)
 
 
-def _write(folder: Path, config: DraftConfig, tensors: dict[str, torch.Tensor]) -> None:
+def write(folder: Path, config: DraftConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Config and tensors, `d2t` among them as target ids [V']; each file appears whole or not at all."""
+    if "d2t" in tensors:
+        tensors = {**tensors, "d2t": tensors["d2t"].cpu().long() - torch.arange(len(tensors["d2t"]))}
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{_WEIGHTS}.{os.getpid()}"
     save_file(tensors, partial, metadata={"format": "pt"})
@@ -42,10 +45,10 @@ def _write(folder: Path, config: DraftConfig, tensors: dict[str, torch.Tensor]) 
 
 
 def load_tensors(folder: Path) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
-    """Config and tensors under their names.
+    """Config and tensors under their names; `d2t` [V'], if there is one, are target ids.
 
-    A confidence head that is not stored is turned off, never made up. Raises FileNotFoundError or
-    ValueError.
+    A file has those as offsets from the draft's ids, as EAGLE and speculators have them. A confidence head
+    that is not stored is turned off, never made up. Raises FileNotFoundError or ValueError.
     """
     config = DraftConfig.from_folder(folder)
     tensors: dict[str, torch.Tensor] = {}
@@ -56,6 +59,9 @@ def load_tensors(folder: Path) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
         with safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118  (not a dict)
                 tensors[name] = handle.get_tensor(name)
+    tensors.pop("t2d", None)
+    if "d2t" in tensors:
+        tensors["d2t"] = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
     if config.confidence and "confidence_head.proj.weight" not in tensors:
         config = replace(config, confidence=False)
     return config, tensors
@@ -75,8 +81,7 @@ def load(folder: Path, embedding: torch.Tensor, head: torch.Tensor) -> AnyModel:
     d2t = tensors.pop("d2t", None)
     for name in ALIASED:
         tensors.pop(name, None)
-    rows = head if d2t is None else head[d2t.long()]
-    model = build(config, embedding, rows, None if d2t is None else d2t.long())
+    model = build(config, embedding, head if d2t is None else head[d2t], d2t)
     missing, unexpected = model.load_state_dict({k: v.float() for k, v in tensors.items()}, strict=False)
     if missing or unexpected:
         raise ValueError(f"{folder}: missing {missing}, unexpected {unexpected}")

@@ -33,7 +33,7 @@ class NativeDraftBlocks:
         weights = as_bf16((name, value) for name, value in tensors.items() if name not in ALIASED)
         ids = None if d2t is None else d2t.numpy().astype(np.int32)
         own_head = None if ids is None else Rows(head.format, np.ascontiguousarray(head.data[ids]), head.cols)
-        self.d2t = None if d2t is None else d2t.long()
+        self.d2t = d2t
         self.model = NativeDraftModel(
             target.model,
             config.layers,

@@ -16,7 +16,9 @@ class Recipe:
 
     `family` and `head` say which drafter; a chain has one layer, and MTP-1 one slot, whatever stands here.
     A step trains `anchors` blocks in each of `texts` texts, drawn from the first `most_texts` of a fixed
-    order (None: all), so that runs with the same limit see the same data.
+    order (None: all), so that runs with the same limit see the same data. With `least_slots` each step's
+    blocks have a random number of slots from there to `block_size`: cheaper, and a draft of fewer slots than
+    gamma is no surprise to the model.
     """
 
     family: Family = "block"
@@ -31,6 +33,7 @@ class Recipe:
     steps: int = 60_000
     texts: int = 2
     anchors: int = 16
+    least_slots: int | None = None
     most_texts: int | None = None
     learning_rate: float = 1.5e-3
     warmup: float = 0.04

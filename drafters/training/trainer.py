@@ -140,12 +140,15 @@ class Trainer:
         ready = self.cache.ready(self.train_texts)
         if not len(ready):
             raise ValueError("no features are there yet")
-        return self._make(rng.choice(ready, self.recipe.texts), self.recipe.anchors, rng)
+        most, least = self.model.config.block_size, self.recipe.least_slots
+        slots = most if least is None else int(rng.integers(least, most + 1))
+        return self._make(rng.choice(ready, self.recipe.texts), self.recipe.anchors, slots, rng)
 
-    def _make(self, texts: npt.NDArray[np.int64], anchors: int, rng: np.random.Generator) -> Batch:
-        config = self.model.config
-        last_hidden = config.family == "mtp"
-        return make_batch(self.corpus, self.cache, texts, anchors, config.block_size, rng, last_hidden)
+    def _make(
+        self, texts: npt.NDArray[np.int64], anchors: int, slots: int, rng: np.random.Generator
+    ) -> Batch:
+        last_hidden = self.model.config.family == "mtp"
+        return make_batch(self.corpus, self.cache, texts, anchors, slots, rng, last_hidden)
 
     def _train_step(self) -> tuple[float, ...]:
         # A generator per step: a resumed run draws what an uninterrupted one would have drawn.
@@ -179,7 +182,7 @@ class Trainer:
         overlaps, model = [], self.average
         for index in texts.tolist():
             rng = np.random.default_rng(index)
-            batch = self._make(np.array([index]), 24, rng)
+            batch = self._make(np.array([index]), 24, model.config.block_size, rng)
             logits, confidence = predict(model, batch)
             wanted = targets(batch, model, self.t2d)
             losses = block_losses(logits, confidence, wanted)

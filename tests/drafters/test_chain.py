@@ -77,7 +77,7 @@ def plain_logits(pair: Pair, features: torch.Tensor, tokens: list[int], drafted:
     w, shapes = dict(pair.model.named_parameters()), pair.config.layers
     eps, dim = shapes.rms_eps, shapes.head_dim
     eagle = pair.config.family == "eagle3"
-    keys, values, out = [], [], []
+    keys, values, out, feedback = [], [], [], None
 
     def rotated(x: torch.Tensor, position: int) -> torch.Tensor:
         angles = position * rope_frequencies(shapes)
