@@ -17,7 +17,7 @@ from typing import Any
 
 from server.options import SettingsError, add_flags, load
 
-_OWN = ("data", "benchmarks", "limit", "max_tokens", "temperatures", "json", "max_prompt")
+_OWN = ("data", "benchmarks", "limit", "max_tokens", "temperatures", "json", "png", "max_prompt")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,6 +38,10 @@ def main(argv: Sequence[str]) -> int:
         print("dspark eval: there is no drafter to evaluate", file=sys.stderr)
         return 1
     result = {"engine": parts.info, "max_tokens": own["max_tokens"], "rows": _evaluate(parts, files, own)}
+    if own["png"]:
+        from drafters.evaluation.plots import evaluation
+
+        evaluation({parts.info["drafter"]: result["rows"]}, Path(own["png"]))
     if own["json"]:
         Path(own["json"]).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
@@ -65,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0], metavar="T")
     group.add_argument("--json", metavar="FILE", help="write the results there as well")
+    group.add_argument("--png", metavar="FILE", help="draw them there as well (needs matplotlib)")
     add_flags(parser)
     return parser
 

@@ -15,6 +15,7 @@ import torch
 
 from drafters import checkpoint
 from drafters.config import DraftConfig
+from drafters.evaluation.plots import can_plot, training_curve
 from drafters.training.batches import Batch, make_batch, predict, targets
 from drafters.training.corpus import Corpus
 from drafters.training.features import FeatureCache
@@ -38,7 +39,7 @@ class Validation:
 
 
 class Trainer:
-    """Everything lives in `folder`: recipe.json, state.pt, metrics.csv, draft/ (the averaged weights)."""
+    """All lives in `folder`: recipe.json, state.pt, metrics.csv, curve.png, draft/ (the averaged weights)."""
 
     def __init__(
         self,
@@ -225,6 +226,8 @@ class Trainer:
             if fresh:
                 writer.writeheader()
             writer.writerow(row)
+        if can_plot():
+            training_curve(path, self.folder / "curve.png")
         self.progress(
             f"step {self.step}/{self.recipe.steps}  {self.seconds / 60:.0f} min  loss {row['loss']:.3f}  "
             f"tau train {row['tau_train']:.3f}  held out {row.get('tau_held_out', float('nan')):.3f} (T=1) "

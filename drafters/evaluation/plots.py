@@ -1,0 +1,98 @@
+"""Pictures of what training and evaluation measured. Without matplotlib (extra `plot`) there are none."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def can_plot() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def training_curve(metrics: Path, picture: Path) -> None:
+    """Accepted length and loss over the steps, from metrics.csv; a row a save."""
+    with metrics.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figure, (left, right) = _axes(2, "training")
+    steps = [int(row["step"]) for row in rows]
+    for name, label in (
+        ("tau_train", "train, T=1"),
+        ("tau_held_out", "held out, T=1"),
+        ("tau_greedy_held_out", "held out, T=0"),
+    ):
+        left.plot(steps, [_number(row.get(name)) for row in rows], label=label)
+    for name, label in (("loss", "train"), ("loss_held_out", "held out")):
+        right.plot(steps, [_number(row.get(name)) for row in rows], label=label)
+    _finish(left, "step", "accepted length (bonus included)")
+    _finish(right, "step", "loss")
+    _save(figure, picture)
+
+
+def evaluation(drafters: Mapping[str, Sequence[Mapping[str, Any]]], picture: Path) -> None:
+    """Of rows as `dspark eval` writes them, by drafter: acceptance by position, tau, trust in the confidence."""
+    heats = sorted({row["temperature"] for rows in drafters.values() for row in rows}, reverse=True)
+    figure, axes = _axes(3, "evaluation")
+    for name, rows in drafters.items():
+        for heat in heats:
+            mean = _mean_row(rows, heat)
+            if mean is None:
+                continue
+            style: dict[str, Any] = {"label": f"{name}, T={heat:g}", "linestyle": "-" if heat else "--"}
+            chances = mean["conditional"]
+            axes[0].plot(range(1, len(chances) + 1), chances, marker="o", markersize=3, **style)
+            for position, each in enumerate(mean.get("reliability") or (), 1):
+                if heat and position in (1, 2, 4):
+                    bins = each["bins"]
+                    label = f"{name}, first {position}"
+                    axes[2].plot([b[0] for b in bins], [b[1] for b in bins], marker=".", label=label)
+    heat = heats[0]
+    names = [row["benchmark"] for row in next(iter(drafters.values())) if row["temperature"] == heat]
+    width = 0.8 / len(drafters)
+    for index, (name, rows) in enumerate(drafters.items()):
+        taus = {row["benchmark"]: row["tau"] for row in rows if row["temperature"] == heat}
+        places = [place + index * width for place in range(len(names))]
+        axes[1].bar(places, [taus.get(each, 0.0) for each in names], width, label=name)
+    axes[1].set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    axes[2].plot([0, 1], [0, 1], color="grey", linewidth=0.7)
+    _finish(axes[0], "position in the block", "acceptance if all before were accepted")
+    _finish(axes[1], "", f"accepted length at T={heat:g}")
+    _finish(axes[2], "predicted survival", "share that survived")
+    _save(figure, picture)
+
+
+def _mean_row(rows: Sequence[Mapping[str, Any]], heat: float) -> Mapping[str, Any] | None:
+    pooled = [r for r in rows if r["benchmark"] == "macro average" and r["temperature"] == heat]
+    return pooled[0] if pooled else None
+
+
+def _number(text: str | None) -> float:
+    return float(text) if text else float("nan")
+
+
+def _axes(count: int, title: str) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, count, figsize=(5.5 * count, 4.2), num=title, clear=True)
+    return figure, axes
+
+
+def _finish(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)
+
+
+def _save(figure: Any, picture: Path) -> None:
+    figure.tight_layout()
+    partial = picture.with_name(f".{picture.name}")
+    figure.savefig(partial, dpi=110, format=picture.suffix.removeprefix("."))
+    partial.replace(picture)
