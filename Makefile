@@ -4,11 +4,13 @@
 
 VENV ?= .venv
 ARGS ?=
+# A python with torch for CUDA and transformers; the environment here may hold the CPU build.
+GPU_PYTHON ?= python3
 BIN := $(VENV)/bin
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench env env-dev lock clean distclean
+.PHONY: help serve test test-all lint format bench gpu-train env env-dev lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +32,9 @@ lint: env-dev ## Check style and types: ruff, mypy
 format: env-dev ## Mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+gpu-train: ## Train a drafter on one GPU in ten minutes (flags in ARGS; see deploy/gpu/train.py)
+	@exec env PYTHONPATH=. $(GPU_PYTHON) -m deploy.gpu.train run $(ARGS)
 
 bench: env ## Measure the engine without HTTP (flags in ARGS)
 	@exec $(BIN)/dspark bench $(ARGS)

@@ -130,7 +130,7 @@ class ChainModel(nn.Module):
         previous: torch.Tensor,
         sequence: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Logits [A, n, V'] of chains along a known text: training-time test, from its own outputs on.
+        """g [A, n, d] of chains along a known text: training-time test, from its own outputs on.
 
         features [S, m * d]; following [S], the token after each position; anchors [A] positions, all >= 1 in
         their text; previous [A, n] the token before each slot's; sequence as `Backbone.forward` takes it.
@@ -148,7 +148,7 @@ class ChainModel(nn.Module):
             if k:
                 seen, visible = self.extend(seen, visible, self.context(g, previous[:, k], at))
             g = self.step(g, previous[:, k], at, seen, visible)
-            out.append(self.logits(g))
+            out.append(g)
         return torch.stack(out, 1)
 
     @staticmethod

@@ -15,6 +15,7 @@ from engine.models.weights import load_tensors
 class TargetTensors:
     """fp32: embedding [V, d], head [V, d] (the embedding again where the target ties them), norm [d]."""
 
+    config: ModelConfig
     embedding: torch.Tensor
     head: torch.Tensor
     norm: torch.Tensor
@@ -30,4 +31,4 @@ class TargetTensors:
         }
         embedding = tensors["embed_tokens.weight"]
         head = embedding if config.tie_embeddings else tensors["lm_head.weight"]
-        return cls(embedding, head, tensors["norm.weight"])
+        return cls(config, embedding, head, tensors["norm.weight"])

@@ -33,7 +33,7 @@ def training_curve(metrics: Path, picture: Path) -> None:
 
 
 def evaluation(drafters: Mapping[str, Sequence[Mapping[str, Any]]], picture: Path) -> None:
-    """Of rows as `dspark eval` writes them, by drafter: acceptance by position, tau, trust in the confidence."""
+    """Of rows as `dspark eval` writes them, by drafter: acceptance by position, tau, trust in confidence."""
     heats = sorted({row["temperature"] for rows in drafters.values() for row in rows}, reverse=True)
     figure, axes = _axes(3, "evaluation")
     for name, rows in drafters.items():

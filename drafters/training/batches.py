@@ -11,7 +11,7 @@ import torch
 from drafters.checkpoint import AnyModel
 from drafters.model import DraftModel
 from drafters.training.corpus import Corpus
-from drafters.training.features import FeatureCache
+from drafters.training.features import FeatureSource
 from drafters.training.losses import BlockTargets
 
 
@@ -50,7 +50,7 @@ def draw_anchors(prompt: int, length: int, count: int, rng: np.random.Generator)
 
 def make_batch(
     corpus: Corpus,
-    cache: FeatureCache,
+    source: FeatureSource,
     texts: npt.NDArray[np.int64],
     anchors: int,
     slots: int,
@@ -59,52 +59,57 @@ def make_batch(
 ) -> Batch:
     """`anchors` blocks in each text. Slot j of the block at anchor a predicts the token at a + j + 1.
 
-    `last_hidden`: the features are what the target's head sees, not the cached layers.
+    `last_hidden`: the features are what the target's head sees, not the layers' outputs. Everything lies
+    where the source's features do.
     """
-    features, positions, lse_all, final_all, columns, following = [], [], [], [], [], []
+    stored = source.texts(texts)
+    ids = [torch.from_numpy(corpus.text(index).astype(np.int64)) for index in texts.tolist()]
+    columns: list[tuple[torch.Tensor, ...]] = []
     base = 0
-    for index in texts.tolist():
-        text = torch.from_numpy(corpus.text(index).astype(np.int64))
-        stored = cache.get(index)
+    for index, text in zip(texts.tolist(), ids, strict=True):
         places = torch.from_numpy(draw_anchors(int(corpus.prompts[index]), len(text), anchors, rng))
         at = places[:, None] + torch.arange(slots)
         inside = at + 1 < len(text)
         at = at.clamp_max(len(text) - 2)
-        columns.append((places + base, torch.full_like(places, base), text[at], text[at + 1], inside))
-        final_all.append(stored.final[at])
-        lse_all.append(stored.lse[at])
-        features.append(stored.final if last_hidden else stored.layers)
-        following.append(text.roll(-1))
-        positions.append(torch.arange(len(text)))
+        columns.append((places + base, torch.full_like(places, base), at + base, inside))
         base += len(text)
-    where, start, previous, labels, mask = (torch.cat(column) for column in zip(*columns, strict=True))
+    where, start, at, mask = (torch.cat(column) for column in zip(*columns, strict=True))
+    text, positions = torch.cat(ids), torch.cat([torch.arange(len(each)) for each in ids])
+    device = stored.final.device
+    text, positions, where, start, at, mask = (
+        each.to(device) for each in (text, positions, where, start, at, mask)
+    )
     return Batch(
-        torch.cat(features),
-        torch.cat(following),
+        stored.final if last_hidden else stored.layers,
+        text.roll(-1),  # across texts too, where nobody looks
         where,
-        (start, torch.cat(positions)),
-        previous,
-        labels,
+        (start, positions),
+        text[at],
+        text[at + 1],
         mask,
-        torch.cat(final_all),
-        torch.cat(lse_all),
+        stored.final[at],
+        stored.lse[at],
     )
 
 
-def predict(model: AnyModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The draft's logits [A, n, V'] and confidence logits [A, n] along the batch's own texts."""
+def predict(model: AnyModel, batch: Batch, amp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The draft's logits [A, n, V'] and confidence logits [A, n] along the batch's own texts.
+
+    `amp`: layers in bf16; the heads stay in full precision, since rounded logits would blur the L1 loss.
+    """
+    with torch.autocast(batch.features.device.type, torch.bfloat16, enabled=amp):
+        if isinstance(model, DraftModel):
+            blocks = model.slots(batch.tokens, batch.previous.shape[1])
+            hidden = model(batch.features, batch.anchors, blocks, batch.sequence)
+        else:
+            hidden = model(batch.features, batch.following, batch.anchors, batch.previous, batch.sequence)
     if isinstance(model, DraftModel):
-        blocks = model.slots(batch.tokens, batch.previous.shape[1])
-        hidden = model(batch.features, batch.anchors, blocks, batch.sequence)
-        return model.block_logits(hidden, batch.previous)
-    return model(batch.features, batch.following, batch.anchors, batch.previous, batch.sequence), None
+        return model.block_logits(hidden.float(), batch.previous)
+    return model.logits(hidden.float()), None
 
 
 def targets(batch: Batch, model: AnyModel, t2d: torch.Tensor | None) -> BlockTargets:
-    """What the target says over the draft vocabulary.
-
-    t2d [V]: draft id of a target id, -1 if there is none.
-    """
+    """What the target says over the draft vocabulary. t2d [V]: draft id of a target id, -1 for none."""
     with torch.no_grad():
         logits = batch.final @ model.head.T
     labels = batch.labels if t2d is None else t2d[batch.labels]

@@ -38,6 +38,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--hours", type=float, default=float("inf"), help="stop after so many (default: at the end)"
     )
+    train.add_argument(
+        "--live", action="store_true", help="compute features as they are needed instead of caching them"
+    )
+    train.add_argument("--device", default="cpu", help="where the draft model trains (default: cpu)")
     train.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS")
     for field in fields(Recipe):
         train.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=argparse.SUPPRESS)
@@ -60,39 +64,65 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--answers", metavar="PATH", help="answers (.npz, or a folder of them) instead of --data's"
     )
-    parser.add_argument("--features", required=True, metavar="DIR", help="where features are cached")
+    parser.add_argument("--features", metavar="DIR", help="where features are cached")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
 
 
-def _sources(options: argparse.Namespace, layers: tuple[int, ...] = ()) -> tuple[Any, Any, Any]:
-    """(corpus, cache, target)"""
+def _corpus(options: argparse.Namespace) -> tuple[Any, Path]:
+    """The texts, and the folder of the model whose answers they are."""
     import torch
 
-    from drafters.config import spaced_layers
     from drafters.training.corpus import Corpus
-    from drafters.training.features import FeatureCache
-    from drafters.training.target import Target
     from engine.models.locate import default_cache_dir, locate_model
 
     torch.set_num_threads(options.threads)
     answers = options.answers or (options.data and f"{options.data}/smollm2-answers")
     if not answers:
         raise ValueError("say where the answers are: --answers, --data or DSPARK_DATA")
-    corpus = Corpus.load(answers)
-    folder = locate_model(options.model, default_cache_dir(), print)
-    longest = int((corpus.offsets[1:] - corpus.offsets[:-1]).max()) + 1
-    target = Target(folder, options.threads, longest)
-    layers = layers or spaced_layers(target.config.num_layers, 3)
+    return Corpus.load(answers), locate_model(options.model, default_cache_dir(), print)
+
+
+def _cached(
+    options: argparse.Namespace, corpus: Any, folder: Path, layers: tuple[int, ...]
+) -> tuple[Any, Any]:
+    """(cache, target)"""
+    from drafters.training.features import FeatureCache
+    from drafters.training.target import Target
+
+    if options.features is None:
+        raise ValueError("say where features are cached: --features")
+    target = Target(folder, options.threads, corpus.longest + 1)
     name = f"{folder.name} {target.executor.describe()['dtype']}"
-    cache = FeatureCache(Path(options.features), corpus, target.config.hidden_size, layers, name)
-    return corpus, cache, target
+    layers = _layers(layers, target.config)
+    return FeatureCache(Path(options.features), corpus, target.config.hidden_size, layers, name), target
+
+
+def _live(options: argparse.Namespace, corpus: Any, folder: Path, layers: tuple[int, ...]) -> tuple[Any, Any]:
+    """(features as they are needed, what the draft model borrows)"""
+    import torch
+
+    from drafters.target_tensors import TargetTensors
+    from drafters.training.live import LiveFeatures
+    from engine.models.config import ModelConfig
+
+    config, device = ModelConfig.from_folder(folder), torch.device(options.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    source = LiveFeatures(folder, corpus, _layers(layers, config), device, dtype)
+    return source, TargetTensors.load(folder, config)
+
+
+def _layers(wanted: tuple[int, ...], config: Any) -> tuple[int, ...]:
+    from drafters.config import spaced_layers
+
+    return wanted or spaced_layers(config.num_layers, 3)
 
 
 def _features(options: argparse.Namespace) -> int:
     """Compute the target's features of all answers, held-out ones first. Resumes where it was stopped."""
     import numpy as np
 
-    corpus, cache, target = _sources(options)
+    corpus, folder = _corpus(options)
+    cache, target = _cached(options, corpus, folder, ())
     train, held_out = corpus.split()
     order = np.concatenate([held_out, corpus.shuffled(train)])
     last = 0.0
@@ -108,10 +138,12 @@ def _features(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    """Train a drafter on cached features.
+    """Train a drafter; under torchrun, on several devices or machines.
 
     Everything is kept in --output-dir; the same command goes on there.
     """
+    import torch
+
     from drafters.training.trainer import Trainer
 
     folder = Path(options.output_dir)
@@ -119,10 +151,20 @@ def _train(options: argparse.Namespace) -> int:
     recipe = Recipe.load(Path(source)) if source else Recipe()
     given = {f.name: getattr(options, f.name) for f in fields(Recipe) if getattr(options, f.name) is not None}
     recipe = replace(recipe, **{name: _parsed(name, value) for name, value in given.items()})
-    corpus, cache, target = _sources(options, recipe.feature_layers)
-    trainer = Trainer(folder, recipe, corpus, cache, target, lambda line: print(line, flush=True))
+    if options.device == "cuda":
+        options.device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        torch.cuda.set_device(options.device)
+        torch.set_float32_matmul_precision("high")  # TF32
+    corpus, model = _corpus(options)
+    features, target = (_live if options.live else _cached)(options, corpus, model, recipe.feature_layers)
+    show = (lambda line: print(line, flush=True)) if os.environ.get("RANK", "0") == "0" else _silent
+    trainer = Trainer(folder, recipe, corpus, features, target, show, options.device)
     trainer.run(options.save_every, options.hours * 3600)
     return 0
+
+
+def _silent(line: str) -> None:
+    """What processes other than the first have to say."""
 
 
 def _parsed(name: str, value: str) -> Any:
@@ -134,4 +176,6 @@ def _parsed(name: str, value: str) -> Any:
         return tuple(int(part) for part in value.split(","))
     if isinstance(default, str):
         return value
+    if isinstance(default, bool):
+        return value.lower() in ("true", "yes", "1")
     return type(default)(value) if default is not None else int(value)

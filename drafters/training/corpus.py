@@ -57,6 +57,11 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return int((self.offsets[1:] - self.offsets[:-1]).max())
+
     def text(self, index: int) -> npt.NDArray[np.int32]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 

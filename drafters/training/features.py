@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,19 @@ import torch
 
 from drafters.training.corpus import Corpus
 from drafters.training.target import Target, TextFeatures
+
+
+class FeatureSource(Protocol):
+    """Where a trainer's features come from."""
+
+    #: target layers whose outputs they are
+    layers: tuple[int, ...]
+
+    def ready(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those of the texts whose features are there."""
+
+    def texts(self, indices: npt.NDArray[np.int64]) -> TextFeatures:
+        """Of these texts, one behind another, fp32."""
 
 
 class FeatureCache:
@@ -68,6 +81,15 @@ class FeatureCache:
             _from_bits(self._layers[span]),
             _from_bits(self._final[span]),
             torch.from_numpy(self._lse[span].copy()),
+        )
+
+    def texts(self, indices: npt.NDArray[np.int64]) -> TextFeatures:
+        """See `FeatureSource`."""
+        parts = [self.get(index) for index in indices.tolist()]
+        return TextFeatures(
+            torch.cat([part.layers for part in parts]),
+            torch.cat([part.final for part in parts]),
+            torch.cat([part.lse for part in parts]),
         )
 
     def _span(self, index: int) -> slice:

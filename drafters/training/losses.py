@@ -47,8 +47,22 @@ def position_weights(count: int, device: torch.device | None = None) -> torch.Te
     return torch.exp(-torch.arange(count, device=device) / DECAY)
 
 
-def block_losses(logits: torch.Tensor, confidence: torch.Tensor | None, targets: BlockTargets) -> Losses:
-    """logits [A, n, V'] and confidence logits [A, n] of the draft."""
+def total_weight(mask: torch.Tensor) -> torch.Tensor:
+    """What the losses of a batch are divided by; mask [A, n]."""
+    return (position_weights(mask.shape[1], mask.device) * mask).sum()
+
+
+def block_losses(
+    logits: torch.Tensor,
+    confidence: torch.Tensor | None,
+    targets: BlockTargets,
+    weight: torch.Tensor | None = None,
+) -> Losses:
+    """logits [A, n, V'] and confidence logits [A, n] of the draft.
+
+    `weight` is `total_weight` of all processes that share a step (None: this one is alone); their losses add
+    up to those of one batch.
+    """
     log_q = logits.float().log_softmax(-1)
     p = (targets.logits.float() - targets.lse[..., None]).exp()
     # Mass that the target puts outside the draft vocabulary is out of reach.
@@ -57,7 +71,7 @@ def block_losses(logits: torch.Tensor, confidence: torch.Tensor | None, targets:
     known = targets.labels >= 0
     ce = -log_q.gather(-1, targets.labels.clamp_min(0)[..., None])[..., 0] * known
     weights = position_weights(logits.shape[1], logits.device) * targets.mask
-    norm = weights.sum().clamp_min(1e-6)
+    norm = (weights.sum() if weight is None else weight).clamp_min(1e-6)
 
     def mean(loss: torch.Tensor) -> torch.Tensor:
         return (loss * weights).sum() / norm

@@ -18,7 +18,7 @@ class Recipe:
     A step trains `anchors` blocks in each of `texts` texts, drawn from the first `most_texts` of a fixed
     order (None: all), so that runs with the same limit see the same data. With `least_slots` each step's
     blocks have a random number of slots from there to `block_size`: cheaper, and a draft of fewer slots than
-    gamma is no surprise to the model.
+    gamma is no surprise to the model. `amp`: the layers' products in bf16.
     """
 
     family: Family = "block"
@@ -40,6 +40,7 @@ class Recipe:
     weight_decay: float = 0.0
     clip: float = 1.0
     ema: float = 0.999
+    amp: bool = False
     seed: int = 42
 
     def rate(self, step: int) -> float:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,11 @@ from drafters.config import DraftConfig
 from drafters.evaluation.plots import can_plot, training_curve
 from drafters.training.batches import Batch, make_batch, predict, targets
 from drafters.training.corpus import Corpus
-from drafters.training.features import FeatureCache
-from drafters.training.losses import block_losses, expected_length
+from drafters.training.features import FeatureSource
+from drafters.training.losses import block_losses, expected_length, total_weight
+from drafters.training.ranks import Ranks
 from drafters.training.recipe import Recipe
-from drafters.training.target import Target
+from engine.models.config import ModelConfig
 
 Progress = Callable[[str], None]
 
@@ -38,6 +40,14 @@ class Validation:
     overlap: list[float]
 
 
+class Borrowed(Protocol):
+    """What a draft model takes from its target: shapes, embedding [V, d] and head [V, d] in fp32."""
+
+    config: ModelConfig
+    embedding: torch.Tensor
+    head: torch.Tensor
+
+
 class Trainer:
     """All lives in `folder`: recipe.json, state.pt, metrics.csv, curve.png, draft/ (the averaged weights)."""
 
@@ -46,12 +56,15 @@ class Trainer:
         folder: Path,
         recipe: Recipe,
         corpus: Corpus,
-        cache: FeatureCache,
-        target: Target,
+        source: FeatureSource,
+        target: Borrowed,
         progress: Progress = print,
+        device: torch.device | str = "cpu",
     ) -> None:
+        self.device = torch.device(device)
+        self.ranks = Ranks(self.device)
         self.folder, self.recipe, self.progress = folder, recipe, progress
-        self.corpus, self.cache = corpus, cache
+        self.corpus, self.source = corpus, source
         folder.mkdir(parents=True, exist_ok=True)
         self.train_texts, self.held_out = corpus.split()
         self.train_texts = corpus.shuffled(self.train_texts)[: recipe.most_texts]
@@ -61,7 +74,7 @@ class Trainer:
             num_layers=recipe.num_layers,
             block_size=recipe.block_size,
             mask_token_id=recipe.mask_token_id,
-            target_layer_ids=cache.layers,
+            target_layer_ids=source.layers,
             head=recipe.head,
             rank=recipe.rank,
             window=recipe.window,
@@ -74,9 +87,9 @@ class Trainer:
             t2d = torch.full((target.config.vocab_size,), -1)
             t2d[d2t] = torch.arange(len(d2t))
         head = target.head if d2t is None else target.head[d2t]
-        self.t2d = t2d
-        self.model = checkpoint.build(config, target.embedding, head, d2t)
-        self.average = checkpoint.build(config, target.embedding, head, d2t)
+        self.t2d = None if t2d is None else t2d.to(self.device)
+        self.model = checkpoint.build(config, target.embedding, head, d2t).to(self.device)
+        self.average = checkpoint.build(config, target.embedding, head, d2t).to(self.device)
         self.average.load_state_dict(self.model.state_dict())
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
@@ -95,7 +108,7 @@ class Trainer:
         if not self._state_file.exists():
             self.recipe.save(self.folder / "recipe.json")
             return
-        state = torch.load(self._state_file, weights_only=True)
+        state = torch.load(self._state_file, weights_only=True, map_location=self.device)
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -127,9 +140,12 @@ class Trainer:
         """
         begun = saved = time.monotonic()
         parts: list[tuple[float, ...]] = []
-        while self.step < self.recipe.steps and time.monotonic() - begun < until:
+        late = False
+        while self.step < self.recipe.steps and not late:
             before = time.monotonic()
-            parts.append(self._train_step())
+            *measured, votes = self.train_step(before - begun >= until)
+            parts.append(tuple(measured))
+            late = votes > 0
             self.seconds += time.monotonic() - before
             if time.monotonic() - saved >= save_every or self.step == self.recipe.steps:
                 self._report(parts)
@@ -138,7 +154,7 @@ class Trainer:
             self._report(parts)
 
     def _batch(self, rng: np.random.Generator) -> Batch:
-        ready = self.cache.ready(self.train_texts)
+        ready = self.source.ready(self.train_texts)
         if not len(ready):
             raise ValueError("no features are there yet")
         most, least = self.model.config.block_size, self.recipe.least_slots
@@ -149,18 +165,21 @@ class Trainer:
         self, texts: npt.NDArray[np.int64], anchors: int, slots: int, rng: np.random.Generator
     ) -> Batch:
         last_hidden = self.model.config.family == "mtp"
-        return make_batch(self.corpus, self.cache, texts, anchors, slots, rng, last_hidden)
+        return make_batch(self.corpus, self.source, texts, anchors, slots, rng, last_hidden)
 
-    def _train_step(self) -> tuple[float, ...]:
+    def train_step(self, stop: bool = False) -> list[float]:
+        """Loss, its parts and tau, of all processes; and how many of them want this to be the last step."""
         # A generator per step: a resumed run draws what an uninterrupted one would have drawn.
-        rng = np.random.default_rng((self.recipe.seed, self.step))
+        rng = np.random.default_rng(self.ranks.key(self.recipe.seed, self.step))
         batch = self._batch(rng)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.step)
-        logits, confidence = predict(self.model, batch)
-        losses = block_losses(logits, confidence, targets(batch, self.model, self.t2d))
+        logits, confidence = predict(self.model, batch, self.recipe.amp)
+        weight = self.ranks.sum(total_weight(batch.mask))
+        losses = block_losses(logits, confidence, targets(batch, self.model, self.t2d), weight)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(losses.total)
+        self.ranks.sum_gradients(self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.optimizer.step()
         self.step += 1
@@ -169,16 +188,15 @@ class Trainer:
         with torch.no_grad():
             for mean, value in zip(self.average.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(value, 1.0 - decay)
-        tau = expected_length(losses.overlap, batch.mask).mean()
-        return tuple(
-            float(value.detach())
-            for value in (losses.total, losses.cross_entropy, losses.l1, losses.confidence, tau)
-        )
+        tau = expected_length(losses.overlap, batch.mask).mean() / self.ranks.size
+        parts = (losses.total, losses.cross_entropy, losses.l1, losses.confidence, tau, tau.new_tensor(stop))
+        measured: list[float] = self.ranks.sum(torch.stack([part.detach() for part in parts])).tolist()
+        return measured
 
     @torch.no_grad()
     def validate(self) -> Validation | None:
         """The averaged weights on held-out texts; the same anchors every time. None while none is ready."""
-        texts = self.cache.ready(self.held_out)[:_VALIDATION_TEXTS]
+        texts = self.source.ready(self.held_out)[:_VALIDATION_TEXTS]
         sums: list[tuple[float, ...]] = []
         overlaps, model = [], self.average
         for index in texts.tolist():
@@ -195,20 +213,22 @@ class Trainer:
                     float(losses.total),
                 )
             )
-            overlaps.append(losses.overlap.mean(0))
+            overlaps.append(losses.overlap.mean(0).cpu())
         if not sums:
             return None
         tau, greedy, loss = (sum(column) / len(column) for column in zip(*sums, strict=True))
         return Validation(tau, greedy, loss, torch.stack(overlaps).mean(0).tolist())
 
     def _report(self, parts: list[tuple[float, ...]]) -> None:
+        if not self.ranks.first:
+            return
         self.save()
         validation = self.validate()
         means = [sum(column) / len(column) for column in zip(*parts, strict=True)]
         row = {
             "step": self.step,
             "seconds": round(self.seconds, 1),
-            "texts": len(self.cache.ready(self.train_texts)),
+            "texts": len(self.source.ready(self.train_texts)),
             "rate": self.recipe.rate(self.step),
             **dict(zip(("loss", "ce", "l1", "bce", "tau_train"), means, strict=True)),
         }

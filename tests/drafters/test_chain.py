@@ -136,7 +136,7 @@ def test_training_forward_is_the_plain_chain_for_every_anchor(family, window):
     following = torch.tensor([*texts[0][1:], 0, *texts[1][1:], 0])
     positions = torch.cat((torch.arange(20), torch.arange(31)))
     with torch.no_grad():
-        found = pair.model(features, following, anchors, previous, (start, positions))
+        found = pair.model.logits(pair.model(features, following, anchors, previous, (start, positions)))
         for row, (text, a) in enumerate(where):
             own = features[begins[text] : begins[text] + a]
             drafted = texts[text][a + 1 : a + 1 + slots]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import socket
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from drafters.training.batches import draw_anchors, make_batch
+from drafters.training.batches import draw_anchors, make_batch, predict, targets
 from drafters.training.corpus import Corpus
 from drafters.training.features import FeatureCache
-from drafters.training.losses import BlockTargets, block_losses, expected_length, position_weights
+from drafters.training.losses import (
+    BlockTargets,
+    block_losses,
+    expected_length,
+    position_weights,
+    total_weight,
+)
 from drafters.training.recipe import Recipe
 from drafters.training.target import TextFeatures
 from drafters.training.trainer import Trainer
@@ -27,11 +36,11 @@ def test_losses_are_the_papers():
     p = torch.tensor([[0.5, 0.2, 0.2], [0.1, 0.6, 0.3]])
     q = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.6, 0.3]])
     logits = q.log()[None] + 3.0
-    targets = BlockTargets(
+    wanted = BlockTargets(
         p.log()[None] + 1.5, torch.full((1, 2), 1.5), torch.tensor([[1, 2]]), torch.ones(1, 2)
     )
     confidence = torch.tensor([[0.0, 2.0]])
-    losses = block_losses(logits, confidence, targets)
+    losses = block_losses(logits, confidence, wanted)
     l1 = [0.25 + 0.3 + 0.05 + 0.1, 0.0]
     overlap = [0.25 + 0.2 + 0.2, 1.0]  # sum of minima
     assert losses.overlap[0].tolist() == pytest.approx(overlap, abs=1e-6)
@@ -50,12 +59,12 @@ def test_slots_past_the_end_and_labels_out_of_reach_cost_nothing():
     logits = torch.randn(2, 3, 5)
     mask = torch.tensor([[True, True, False], [True, True, True]])
     labels = torch.tensor([[1, -1, 2], [0, 1, 2]])
-    targets = BlockTargets(torch.randn(2, 3, 5), torch.full((2, 3), 4.0), labels, mask)
-    base = block_losses(logits, torch.zeros(2, 3), targets)
+    wanted = BlockTargets(torch.randn(2, 3, 5), torch.full((2, 3), 4.0), labels, mask)
+    base = block_losses(logits, torch.zeros(2, 3), wanted)
     changed = logits.clone()
     changed[0, 2] += torch.randn(5)
-    assert float(block_losses(changed, torch.zeros(2, 3), targets).total) == float(base.total)
-    unlabelled = block_losses(logits, None, replace(targets, labels=torch.full_like(labels, -1)))
+    assert float(block_losses(changed, torch.zeros(2, 3), wanted).total) == float(base.total)
+    unlabelled = block_losses(logits, None, replace(wanted, labels=torch.full_like(labels, -1)))
     assert float(unlabelled.cross_entropy) == 0.0
     assert float(unlabelled.confidence) == 0.0
 
@@ -191,7 +200,7 @@ def test_training_learns_and_a_cut_off_run_is_the_same_run(tmp_path):
 
     first = trainer(world, tmp_path / "parts")
     for _ in range(13):
-        first._train_step()
+        first.train_step()
     first.save()
     second = trainer(world, tmp_path / "parts")
     assert second.step == 13
@@ -206,6 +215,90 @@ def test_training_learns_and_a_cut_off_run_is_the_same_run(tmp_path):
     exported = load(tmp_path / "whole" / "draft", world.embedding, world.head)
     assert exported.config.draft_vocab_size == 32
     assert torch.equal(exported.d2t, whole.model.d2t)
+
+
+def test_live_features_are_those_of_the_cache(tmp_path):
+    from drafters.training.live import LiveFeatures
+
+    world = Fixture(tmp_path)
+    world.model.save_pretrained(tmp_path / "model")
+    live = LiveFeatures(tmp_path / "model", world.corpus, LAYERS, torch.device("cpu"), torch.float32)
+    texts = np.array([9, 3, 14])
+    found, alone = live.texts(texts), [world.features(world.corpus.text(i), LAYERS) for i in texts]
+    for name in ("layers", "final", "lse"):
+        wanted = torch.cat([getattr(each, name) for each in alone])
+        assert torch.allclose(getattr(found, name), wanted, atol=1e-4), name
+    assert live.ready(texts) is texts
+
+
+def _one_of_two(rank: int, folder: Path, port: int) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    world = Fixture(folder / str(rank))
+    world.fill()
+    run = trainer(world, folder / "shared", replace(RECIPE, steps=4))
+    run.run()
+    torch.save(run.model.state_dict(), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_take_the_steps_of_one_with_both_their_batches(tmp_path):
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_one_of_two, (tmp_path, port), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+    world = Fixture(tmp_path)
+    world.fill()
+    alone = trainer(world, tmp_path / "alone", replace(RECIPE, steps=4))
+    for step in range(4):
+        parts = [alone._batch(np.random.default_rng((RECIPE.seed, step, rank))) for rank in range(2)]
+        weight = sum(total_weight(part.mask) for part in parts)
+        alone.optimizer.zero_grad()
+        for part in parts:
+            losses = block_losses(*predict(alone.model, part), targets(part, alone.model, alone.t2d), weight)
+            losses.total.backward()
+        for group in alone.optimizer.param_groups:
+            group["lr"] = alone.recipe.rate(step)
+        torch.nn.utils.clip_grad_norm_(alone.model.parameters(), RECIPE.clip)
+        alone.optimizer.step()
+    for name, value in alone.model.state_dict().items():
+        assert torch.allclose(first[name], value, atol=1e-5), name
+    assert (tmp_path / "shared" / "metrics.csv").read_text().count("\n") == 2  # one process reports
+
+
+def test_blocks_of_random_length_train_too(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, least_slots=2))
+    rng = np.random.default_rng(0)
+    lengths = {run._batch(rng).previous.shape[1] for _ in range(30)}
+    assert lengths == {2, 3}
+    before = run.validate()
+    run.run()
+    assert run.validate().loss < before.loss
+
+
+@pytest.mark.parametrize("family", ["eagle3", "mtp"])
+def test_chains_learn_too(tmp_path, family):
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, family=family))
+    before = run.validate()
+    run.run()
+    assert run.validate().loss < before.loss
+    from drafters.checkpoint import load
+
+    assert load(tmp_path / "run" / "draft", world.embedding, world.head).config.family == family
 
 
 def test_the_target_stays_frozen(tmp_path):

@@ -1,0 +1,59 @@
+"""Features recomputed whenever they are asked for: for a GPU, where that costs less than a disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from drafters.training.corpus import Corpus
+from drafters.training.target import TextFeatures
+
+_HEAD_ROWS = 4096  # whose logits are held at a time
+
+
+class LiveFeatures:
+    """A `FeatureSource` without a disk. Loads the target once more, in `dtype`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Corpus,
+        layers: tuple[int, ...],
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        self.corpus, self.layers, self.device = corpus, layers, device
+        self._decoder, self._head = model.model.to(device).eval(), model.lm_head.weight.to(device)
+        self._captured: dict[int, torch.Tensor] = {}
+        for layer in layers:
+            self._decoder.layers[layer].register_forward_hook(self._capture(layer))
+
+    def _capture(self, layer: int) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            self._captured[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    def ready(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """All of them."""
+        return texts
+
+    @torch.no_grad()
+    def texts(self, indices: npt.NDArray[np.int64]) -> TextFeatures:
+        """Of these texts, one behind another; one padded forward pass."""
+        texts = [torch.from_numpy(self.corpus.text(i).astype(np.int64)) for i in indices.tolist()]
+        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(self.device)
+        lengths = torch.tensor([len(text) for text in texts], device=self.device)
+        # Padding on the right needs no mask: causal attention never looks there.
+        inside = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
+        final = self._decoder(input_ids=ids, use_cache=False).last_hidden_state[inside]
+        layers = [self._captured[layer][inside] for layer in self.layers]
+        parts = [(rows @ self._head.T).float().logsumexp(-1) for rows in final.split(_HEAD_ROWS)]
+        return TextFeatures(torch.cat(layers, -1).float(), final.float(), torch.cat(parts))
