@@ -144,8 +144,10 @@ def _train(options: argparse.Namespace) -> int:
     """
     import torch
 
+    from drafters.training.memory import keep_memory
     from drafters.training.trainer import Trainer
 
+    keep_memory()
     folder = Path(options.output_dir)
     source = folder / "recipe.json" if (folder / "recipe.json").exists() else options.recipe
     recipe = Recipe.load(Path(source)) if source else Recipe()
