@@ -37,7 +37,7 @@ def load_drafter(
         name = "embed_tokens.weight" if target.tie_embeddings else "lm_head.weight"
         head = load_weights(target_folder, quantization)[name]
         assert isinstance(head, Rows)
-        native = NativeDraftBlocks(folder, executor, head, max_positions)
+        native = NativeDraftBlocks(folder, executor, head, max_positions, head.format != "BF16")
         blocks, config, d2t = native, native.config, native.d2t
     else:
         tensors = TargetTensors.load(target_folder, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from drafters.config import DraftConfig
 from drafters.slots import Drawn, SlotDraw, adjust
 from engine.native.draft import NativeDraftModel, SequentialHead, Slot, Span
 from engine.native.rows import KINDS
-from engine.native.weights import Rows, as_bf16
+from engine.native.weights import Rows, Weights, as_bf16, as_q8
 from engine.native_executor import NativeExecutor
 
 _HEADS = {"none": "none", "vanilla": "markov", "gated": "gated", "rnn": "rnn"}
@@ -23,14 +23,18 @@ _HEADS = {"none": "none", "vanilla": "markov", "gated": "gated", "rnn": "rnn"}
 class NativeDraftBlocks:
     """Loads a checkpoint beside a target. Raises NativeError, FileNotFoundError or ValueError.
 
-    `head` [V, d] are the target's rows, needed where the checkpoint restricts the vocabulary.
+    `head` [V, d] are the target's rows, needed where the checkpoint restricts the vocabulary. `small` keeps
+    the matrices in Q8_0 instead of bf16.
     """
 
-    def __init__(self, folder: Path, target: NativeExecutor, head: Rows, max_positions: int) -> None:
+    def __init__(
+        self, folder: Path, target: NativeExecutor, head: Rows, max_positions: int, small: bool = False
+    ) -> None:
         config, tensors = load_tensors(folder)
         self.config = config
         d2t = tensors.pop("d2t", None)
-        weights = as_bf16((name, value) for name, value in tensors.items() if name not in ALIASED)
+        shrink = as_q8 if small else _as_they_are
+        weights = shrink(as_bf16((name, value) for name, value in tensors.items() if name not in ALIASED))
         ids = None if d2t is None else d2t.numpy().astype(np.int32)
         own_head = None if ids is None else Rows(head.format, np.ascontiguousarray(head.data[ids]), head.cols)
         self.d2t = d2t
@@ -38,7 +42,7 @@ class NativeDraftBlocks:
             target.model,
             config.layers,
             weights,
-            _sequential_head(config, tensors, ids),
+            _sequential_head(config, tensors, ids, shrink),
             target.num_pages,
             target.threads,
             max_positions,
@@ -101,14 +105,21 @@ class NativeDraftBlocks:
         return out
 
 
+def _as_they_are(weights: Weights) -> Weights:
+    return weights
+
+
 def _sequential_head(
-    config: DraftConfig, tensors: dict[str, torch.Tensor], ids: np.ndarray | None
+    config: DraftConfig,
+    tensors: dict[str, torch.Tensor],
+    ids: np.ndarray | None,
+    shrink: Callable[[Weights], Weights],
 ) -> SequentialHead:
-    def rows(name: str) -> Rows | None:
+    def rows(name: str, shrink: Callable[[Weights], Weights] = shrink) -> Rows | None:
         value = tensors.get(name)
         if value is None:
             return None
-        (entry,) = as_bf16([("x", value)]).values()
+        (entry,) = shrink(as_bf16([("x", value)])).values()
         assert isinstance(entry, Rows)
         return entry
 
@@ -123,7 +134,7 @@ def _sequential_head(
     bias = vector("confidence_head.proj.bias")
     return SequentialHead(
         _HEADS[config.head],
-        rows("markov_head.markov_w1.weight"),
+        rows("markov_head.markov_w1.weight", _as_they_are),  # single rows are read, not multiplied
         rows("markov_head.markov_w2.weight"),
         rows(f"{mix}.weight") if mix else None,
         vector(f"{mix}.bias") if mix else None,

@@ -64,6 +64,20 @@ def as_bf16(tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
     return weights
 
 
+def as_q8(weights: Weights) -> Weights:
+    """The same with matrices in Q8_0 blocks, half of bf16's bytes, where their rows are whole blocks."""
+    import gguf
+
+    out: Weights = {}
+    for name, entry in weights.items():
+        if isinstance(entry, Rows) and entry.format == "BF16" and entry.cols % 32 == 0:
+            bits = torch.from_numpy(np.ascontiguousarray(entry.data).view(np.int16).reshape(entry.count, -1))
+            values = bits.view(torch.bfloat16).float().numpy()
+            entry = Rows("Q8_0", gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0), entry.cols)
+        out[name] = entry
+    return out
+
+
 def _short(name: str) -> str:
     return name.removeprefix("model.")
 

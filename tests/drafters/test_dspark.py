@@ -91,6 +91,22 @@ def test_kernels_and_torch_draw_from_the_same_laws(tmp_path, kind, reduced):
         assert ours.confidence[: same + 1] == pytest.approx(wanted.confidence[: same + 1], rel=0.03, abs=0.3)
 
 
+@pytest.mark.parametrize("kind", ["markov", "gated", "rnn"])
+def test_small_weights_draw_from_nearly_the_same_laws(tmp_path, kind):
+    pair = Pair(tmp_path, kind, reduced=True)
+    head = rows(pair.world.target_tensors["lm_head.weight"])
+    small = NativeDraftBlocks(tmp_path, pair.native_target, head, 512, small=True)
+    pages, features = np.array([7, 3], dtype=np.int32), torch.randn(20, 3 * 64)
+    found = []
+    for blocks in (pair.native, small):
+        blocks.write_context([Span(0, 20, pages)], features)
+        found.append(blocks.draft([Span(20, 5, pages)], [4], [draws(5, temperature=20.0)])[0])
+    exact, rounded = found
+    assert not torch.equal(exact.laws[0], rounded.laws[0])
+    assert (exact.laws[0] - rounded.laws[0]).abs().sum() < 0.1
+    assert rounded.laws.sum(-1).tolist() == pytest.approx([1.0] * 5, abs=1e-5)
+
+
 @pytest.mark.parametrize("where", ["native", "torch"])
 def test_q_is_what_the_token_was_drawn_from_and_never_looks_ahead(tmp_path, where):
     pair = Pair(tmp_path, reduced=True)
