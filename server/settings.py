@@ -38,10 +38,12 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["off", "ngram", "dspark", "dflash", "eagle3", "mtp", "hybrid"] = "ngram"
-    #: folder of a draft model; hybrid takes any kind, the others their own
+    #: auto: the hybrid with the draft model that is shipped for the target, else prompt lookup
+    method: Literal["auto", "off", "ngram", "dspark", "dflash", "eagle3", "mtp", "hybrid"] = "auto"
+    #: folder of a draft model (default: the shipped one); hybrid takes any kind, the others their own
     model: str | None = None
-    num_speculative_tokens: int = Field(default=5, ge=1, le=MAX_DRAFT)
+    #: None: what suits the method
+    num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_DRAFT)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)
 
@@ -49,9 +51,11 @@ class SpeculativeConfig(BaseModel):
     def _ordered(self) -> Self:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
-        if self.method not in ("off", "ngram") and self.model is None:
-            raise ValueError(f'method {self.method} needs "model", the folder of a draft model')
         return self
+
+    def drafted(self, method: str) -> int:
+        """Tokens to draft a step: prompt lookup is free, and a model's late slots are seldom accepted."""
+        return self.num_speculative_tokens or (5 if method == "ngram" else 3)
 
 
 class Settings(BaseModel):
@@ -235,25 +239,18 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _agreeing(self) -> Self:
         drafted = self.speculative_config.num_speculative_tokens
-        if self.speculative_config.method != "off" and self.verify_length > drafted:
-            raise ValueError(
-                f"verify_policy {self.verify_policy} verifies more than the {drafted} drafted tokens"
-            )
+        if drafted and self.verify_policy and self.verify_policy.removeprefix("fixed:").isdigit():
+            verified = int(self.verify_policy.removeprefix("fixed:"))
+            if self.speculative_config.method != "off" and verified > drafted:
+                raise ValueError(
+                    f"verify_policy {self.verify_policy} verifies more than the {drafted} drafted tokens"
+                )
         return self
 
     @property
     def model_names(self) -> list[str]:
         """The names under which clients may ask for the model."""
         return self.served_model_name or [self.model or DEFAULT_MODEL]
-
-    @property
-    def verify_length(self) -> int:
-        """Drafted tokens to verify per sequence and step; 0 when speculation is off."""
-        if self.speculative_config.method == "off" or self.verify_policy == "off":
-            return 0
-        if self.verify_policy is None:
-            return self.speculative_config.num_speculative_tokens
-        return int(self.verify_policy.removeprefix("fixed:"))
 
     @property
     def chat_template_text(self) -> str | None:

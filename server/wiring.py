@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from drafters.hybrid import HybridDrafter
+from drafters.loading import load_drafter
 from drafters.ngram import NgramDrafter
+from drafters.shipped import shipped_drafter
 from engine.async_engine import AsyncEngine
 from engine.drafter import Drafter
 from engine.executor import Executor
@@ -34,7 +37,7 @@ from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits
 from scheduler.policy import parse_policy
-from server.settings import DEFAULT_MODEL, Settings
+from server.settings import DEFAULT_MODEL, Settings, SpeculativeConfig
 
 Progress = Callable[[str], None]
 
@@ -214,28 +217,39 @@ def _speculation(
     settings: Settings, executor: Executor, folder: Path, max_model_len: int
 ) -> tuple[Drafter | None, str]:
     """The drafter and the name of the policy that go together."""
-    config = settings.speculative_config
-    if config.method == "off" or settings.verify_policy == "off":
-        if settings.verify_policy not in (None, "off", "fixed:0"):
-            raise BadSettings(f"--verify-policy {settings.verify_policy} needs a drafter, and there is none")
+    config, policy = settings.speculative_config, settings.verify_policy
+    if config.method == "off" or policy == "off":
+        if policy not in (None, "off", "fixed:0"):
+            raise BadSettings(f"--verify-policy {policy} needs a drafter, and there is none")
         return None, "off"
     lookup = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
-    drafter: Drafter = lookup
-    if config.method != "ngram":
-        from drafters.hybrid import HybridDrafter
-        from drafters.loading import load_drafter
+    model = _draft_model(config, folder)
+    if model is None:
+        return lookup, policy or f"fixed:{config.drafted('ngram')}"
+    try:
+        drafter = load_drafter(model, executor, folder, max_model_len, settings.quantization)
+    except (OSError, ValueError) as error:
+        raise BadSettings(f"--speculative-config: {error}") from error
+    if config.method not in ("auto", "hybrid", drafter.name):
+        raise BadSettings(f"--speculative-config: {model} holds a {drafter.name} model")
+    if config.method in ("auto", "hybrid"):
+        drafter = HybridDrafter(lookup, drafter)
+    return drafter, policy or f"fixed:{config.drafted(drafter.name)}"
 
-        try:
-            drafter = load_drafter(
-                Path(config.model or ""), executor, folder, max_model_len, settings.quantization
-            )
-        except (OSError, ValueError) as error:
-            raise BadSettings(f"--speculative-config: {error}") from error
-        if config.method not in ("hybrid", drafter.name):
-            raise BadSettings(f"--speculative-config: {config.model} holds a {drafter.name} model")
-        if config.method == "hybrid":
-            drafter = HybridDrafter(lookup, drafter)
-    return drafter, settings.verify_policy or f"fixed:{config.num_speculative_tokens}"
+
+def _draft_model(config: SpeculativeConfig, folder: Path) -> Path | None:
+    """The folder of the draft model that the method needs; None: it needs none."""
+    if config.method == "ngram":
+        return None
+    if config.model is not None:
+        return Path(config.model).expanduser()
+    shipped = shipped_drafter(folder)
+    if shipped is None and config.method != "auto":
+        raise BadSettings(
+            f'--speculative-config: method {config.method} needs "model", the folder of a draft model '
+            "(none is shipped for this target)"
+        )
+    return shipped
 
 
 def _padded(token_bytes: list[bytes], vocab_size: int) -> list[bytes]:

@@ -23,7 +23,8 @@ def test_defaults() -> None:
     assert settings == Settings()
     assert settings.model_names == [DEFAULT_MODEL]
     assert (settings.host, settings.port, settings.max_num_seqs) == ("127.0.0.1", 8000, 32)
-    assert settings.verify_length == 5
+    assert settings.speculative_config.method == "auto"
+    assert [settings.speculative_config.drafted(method) for method in ("ngram", "hybrid")] == [5, 3]
 
 
 def test_precedence(tmp_path: Path) -> None:
@@ -79,12 +80,12 @@ def test_speculation(tmp_path: Path) -> None:
     ngram = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
     settings = from_flags("-sc", ngram)
     assert settings.speculative_config.prompt_lookup_max == 3
-    assert settings.verify_length == 4
-    assert from_flags("-sc", ngram, "--verify-policy", "fixed:2").verify_length == 2
-    assert from_flags("-sc", ngram, "--verify-policy", "off").verify_length == 0
+    assert settings.speculative_config.drafted("ngram") == 4
+    assert from_flags("-sc", ngram, "--verify-policy", "fixed:2").verify_policy == "fixed:2"
+    assert from_flags("-sc", '{"method": "ngram"}', "--verify-policy", "fixed:9").verify_policy == "fixed:9"
     file = tmp_path / "config.yaml"
     file.write_text("speculative-config: {method: ngram, num_speculative_tokens: 3}\n")
-    assert from_flags("--config", str(file)).verify_length == 3
+    assert from_flags("--config", str(file)).speculative_config.num_speculative_tokens == 3
 
 
 def test_chat_template_from_file(tmp_path: Path) -> None:
@@ -116,7 +117,11 @@ def test_kubernetes_service_links_are_no_setting() -> None:
         (["-sc", '{"method": "ngram", "num_speculative_tokens": 99}'], {}, ["num_speculative_tokens", "16"]),
         (["-sc", '{"prompt_lookup_min": 9}'], {}, ["prompt_lookup_min must not exceed"]),
         (["--verify-policy", "always"], {}, ["--verify-policy", "fixed:K"]),
-        (["-sc", '{"method": "ngram"}', "--verify-policy", "fixed:9"], {}, ["fixed:9", "5 drafted"]),
+        (
+            ["-sc", '{"num_speculative_tokens": 5}', "--verify-policy", "fixed:9"],
+            {},
+            ["fixed:9", "5 drafted"],
+        ),
         (["--kv-cache-memory", "lots"], {}, ["--kv-cache-memory", "number"]),
         (["--kv-cache-memory", "nan"], {}, ["--kv-cache-memory"]),
         (["--chat-template", "/no/such/file"], {}, ["--chat-template", "/no/such/file"]),
