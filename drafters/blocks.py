@@ -64,8 +64,10 @@ class TorchDraftBlocks:
         model, window = self.model, self.model.config.window
         first = 0 if window is None else max(0, span.start - window)
         context = self.pool[:, :, self._places(span, first, span.start)]
-        block = model.slots(torch.tensor([anchor]), span.count)
-        hidden = model.block(block, torch.tensor([span.start]), list(zip(*context.unbind(0), strict=True)))[0]
+        unread = model.config.unread
+        block = model.slots(torch.tensor([anchor]), span.count + unread)
+        pairs = list(zip(*context.unbind(0), strict=True))
+        hidden = model.block(block, torch.tensor([span.start]), pairs)[0, unread:]
         out, previous, laws = Drawn(confidence=[] if model.confidence_head is not None else None), anchor, []
         base = hidden @ model.head.T
         state = hidden.new_zeros(1, model.config.rank)

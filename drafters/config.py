@@ -22,6 +22,8 @@ ARCHITECTURES: dict[Family, str] = {
     "eagle3": "Qwen3Eagle3ChainModel",
     "mtp": "Qwen3MTPModel",
 }
+#: the name under which z-lab publishes DFlash, in a dialect of its own
+DFLASH = "DFlashDraftModel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,11 @@ class DraftConfig:
     """A drafter over features of a target: a whole block at once, or a chain (`family`).
 
     `layers` holds the shapes of the draft layers (Qwen3-type: q and k are normed), at the target's
-    dimensions. `block_size` is gamma. `target_layer_ids` are 0-based outputs of target layers, -1 the
-    embedding. `window` limits the context that a block sees (None: all of it). `draft_vocab_size` is the
-    head's, where it is restricted to part of the target's vocabulary.
+    dimensions. `block_size` is the number of slots of a block. `target_layer_ids` are 0-based outputs of
+    target layers, -1 the embedding. With `sample_from_anchor` (DSpark's layout) slot j predicts the token
+    after its position, the anchor's slot too; without (DFlash's own) each mask predicts the token in its
+    place. `window` limits the context that a block sees (None: all of it). `draft_vocab_size` is the head's,
+    where it is restricted to part of the target's vocabulary.
     """
 
     layers: ModelConfig
@@ -45,6 +49,17 @@ class DraftConfig:
     window: int | None = None
     draft_vocab_size: int | None = None
     family: Family = "block"
+    sample_from_anchor: bool = True
+
+    @property
+    def gamma(self) -> int:
+        """Tokens drafted at most."""
+        return self.block_size - self.unread
+
+    @property
+    def unread(self) -> int:
+        """Slots before the first that predicts: in DFlash's own layout the anchor's predicts nothing."""
+        return 0 if self.sample_from_anchor else 1
 
     @property
     def vocab_size(self) -> int:
@@ -71,6 +86,11 @@ class DraftConfig:
         window = raw.get("context_window")
         windows = (None if window is None else int(window),) * layers.num_layers
         names = raw.get("architectures") or [ARCHITECTURES["block"]]
+        if names[0] == DFLASH:
+            names, raw = (
+                [ARCHITECTURES["block"]],
+                {"sample_from_anchor": False, **raw, **raw["dflash_config"]},
+            )
         family = next((family for family, name in ARCHITECTURES.items() if name == names[0]), None)
         if family is None:
             raise ValueError(
@@ -88,6 +108,7 @@ class DraftConfig:
             window=windows[0],
             draft_vocab_size=raw.get("draft_vocab_size"),
             family=family,
+            sample_from_anchor=bool(raw.get("sample_from_anchor", True)),
         )
 
     @classmethod
@@ -108,6 +129,7 @@ class DraftConfig:
         window: int | None = 128,
         draft_vocab_size: int | None = None,
         family: Family = "block",
+        sample_from_anchor: bool = True,
     ) -> DraftConfig:
         """A fresh draft model at a target's dimensions. Layer ids default to DFlash's rule: evenly spaced."""
         if family != "block":
@@ -136,15 +158,16 @@ class DraftConfig:
             "markov_head_type": head if head != "none" else None,
             "enable_confidence_head": head != "none",
             "confidence_head_with_markov": head != "none",
+            "sample_from_anchor": sample_from_anchor,
             "context_window": window,
             "draft_vocab_size": draft_vocab_size,
         }
         return cls.from_dict(raw)
 
     def to_dict(self) -> dict[str, Any]:
-        """config.json in DeepSpec's dialect.
+        """config.json in DeepSpec's dialect, with additions.
 
-        `context_window` and `draft_vocab_size` are additions of ours.
+        `context_window` is ours; `sample_from_anchor` and `draft_vocab_size` are the speculators format's.
         """
         shapes = self.layers
         return {
@@ -174,6 +197,7 @@ class DraftConfig:
             "markov_head_type": self.head if self.head != "none" else None,
             "enable_confidence_head": self.confidence,
             "confidence_head_with_markov": self.confidence_with_markov,
+            "sample_from_anchor": self.sample_from_anchor,
             "context_window": self.window,
             "draft_vocab_size": self.draft_vocab_size,
         }

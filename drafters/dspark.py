@@ -54,7 +54,7 @@ class DSparkDrafter:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
         """As many slots as asked for, at most gamma. q is what each token was drawn from, filters applied."""
-        counts = [min(request.slots, self.config.block_size) for request in requests]
+        counts = [min(request.slots, self.config.gamma) for request in requests]
         spans = [
             Span(request.anchor, count, request.pages)
             for request, count in zip(requests, counts, strict=True)

@@ -56,23 +56,24 @@ class NativeDraftBlocks:
         self, spans: Sequence[Span], anchors: Sequence[int], draws: Sequence[list[SlotDraw]]
     ) -> list[Drawn]:
         tokens: list[int] = []
-        for span, anchor in zip(spans, anchors, strict=True):
+        unread = self.config.unread
+        rows = [Span(span.start, span.count + unread, span.pages) for span in spans] if unread else spans
+        for span, anchor in zip(rows, anchors, strict=True):
             tokens += [anchor, *[self.config.mask_token_id] * (span.count - 1)]
-        logits, hidden = self.model.backbone(spans, tokens)
+        logits, hidden = self.model.backbone(rows, tokens)
         hows = [(index, how) for index, of_block in enumerate(draws) for how in of_block]
-        for row, (_, how) in enumerate(hows):
+        for row, (index, how) in enumerate(hows):
             # Before the sequential head adds its share, and as things stand at the anchor: q is what the
             # kernels draw from all the same.
             if how.state is not None:
-                adjust(logits[row], how.state, self.d2t)
+                adjust(logits[row + unread * (index + 1)], how.state, self.d2t)
         slots = (Slot * len(hows))()
         lawful = [not how.params.greedy and how.key is None for _, how in hows]
         laws = torch.empty(sum(lawful), self.model.vocab)
-        row, at = 0, laws.data_ptr()
-        for slot, (index, how), has_law in zip(slots, hows, lawful, strict=True):
+        at = laws.data_ptr()
+        for row, (slot, (index, how), has_law) in enumerate(zip(slots, hows, lawful, strict=True)):
             params = how.params
-            slot.row, slot.sequence = row, index
-            row += 1
+            slot.row, slot.sequence = row + unread * (index + 1), index
             slot.kind = KINDS["greedy" if params.greedy else "rejection" if how.key is None else "coupled"]
             if params.greedy:
                 continue

@@ -99,8 +99,9 @@ def predict(model: AnyModel, batch: Batch, amp: bool = False) -> tuple[torch.Ten
     """
     with torch.autocast(batch.features.device.type, torch.bfloat16, enabled=amp):
         if isinstance(model, DraftModel):
-            blocks = model.slots(batch.tokens, batch.previous.shape[1])
-            hidden = model(batch.features, batch.anchors, blocks, batch.sequence)
+            unread = model.config.unread
+            blocks = model.slots(batch.tokens, batch.previous.shape[1] + unread)
+            hidden = model(batch.features, batch.anchors, blocks, batch.sequence)[:, unread:]
         else:
             hidden = model(batch.features, batch.following, batch.anchors, batch.previous, batch.sequence)
     if isinstance(model, DraftModel):

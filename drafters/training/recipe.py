@@ -26,6 +26,7 @@ class Recipe:
     rank: int = 64
     num_layers: int = 2
     block_size: int = 7
+    sample_from_anchor: bool = True
     window: int | None = 128
     draft_vocab: int | None = 16384
     mask_token_id: int = 16

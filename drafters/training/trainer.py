@@ -80,6 +80,7 @@ class Trainer:
             window=recipe.window,
             draft_vocab_size=recipe.draft_vocab,
             family=recipe.family,
+            sample_from_anchor=recipe.sample_from_anchor,
         )
         d2t = t2d = None
         if recipe.draft_vocab is not None:
@@ -157,7 +158,7 @@ class Trainer:
         ready = self.source.ready(self.train_texts)
         if not len(ready):
             raise ValueError("no features are there yet")
-        most, least = self.model.config.block_size, self.recipe.least_slots
+        most, least = self.model.config.gamma, self.recipe.least_slots
         slots = most if least is None else int(rng.integers(least, most + 1))
         return self._make(rng.choice(ready, self.recipe.texts), self.recipe.anchors, slots, rng)
 
@@ -201,7 +202,7 @@ class Trainer:
         overlaps, model = [], self.average
         for index in texts.tolist():
             rng = np.random.default_rng(index)
-            batch = self._make(np.array([index]), 24, model.config.block_size, rng)
+            batch = self._make(np.array([index]), 24, model.config.gamma, rng)
             logits, confidence = predict(model, batch)
             wanted = targets(batch, model, self.t2d)
             losses = block_losses(logits, confidence, wanted)

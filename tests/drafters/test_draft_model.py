@@ -195,6 +195,19 @@ def test_dflash_is_the_same_without_a_head():
     assert torch.equal(logits, hidden @ world.head.T)
 
 
+def test_dflash_checkpoints_are_read_in_their_own_dialect():
+    raw = DraftConfig.for_target(World().target_config, mask_token_id=3, head="none").to_dict()
+    for name in ("mask_token_id", "target_layer_ids", "sample_from_anchor", "enable_confidence_head"):
+        del raw[name]
+    raw |= {"architectures": ["DFlashDraftModel"], "block_size": 16}
+    raw["dflash_config"] = {"mask_token_id": 9, "target_layer_ids": [1, 2]}
+    config = DraftConfig.from_dict(raw)
+    assert (config.mask_token_id, config.target_layer_ids, config.head) == (9, (1, 2), "none")
+    assert (config.block_size, config.gamma, config.confidence) == (16, 15, False)
+    with pytest.raises(ValueError, match="SomethingElse"):
+        DraftConfig.from_dict({**raw, "architectures": ["SomethingElse"]})
+
+
 def test_layers_are_spaced_evenly():
     assert spaced_layers(36, 5) == (1, 9, 17, 25, 33)
     assert spaced_layers(30, 3) == (1, 14, 27)

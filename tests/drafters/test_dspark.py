@@ -5,6 +5,8 @@ Texts stay the target's, context follows verification, q is what was drawn from.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,31 @@ def test_kernels_and_torch_draw_from_the_same_laws(tmp_path, kind, reduced):
         # Up to where the draws part, if rounding makes them part, laws and confidences agree.
         assert (ours.laws[: same + 1] - wanted.laws[: same + 1]).abs().sum(-1).max() < 0.1
         assert ours.confidence[: same + 1] == pytest.approx(wanted.confidence[: same + 1], rel=0.03, abs=0.3)
+
+
+def test_in_dflashs_own_layout_the_masks_predict(tmp_path):
+    """Slot j of the same block, for the token in its place: on the kernels, in torch and in training."""
+    pair = Pair(tmp_path)
+    pages, features = np.array([7, 3], dtype=np.int32), torch.randn(20, 3 * 64)
+    span, how = Span(20, 4, pages), draws(4, temperature=9.0)
+    pair.torch.write_context([Span(0, 20, pages)], features)
+    with torch.no_grad():
+        hidden = pair.model(features, torch.tensor([20]), pair.model.slots(torch.tensor([4]), 5))[0, 1:]
+        wanted = torch.softmax((hidden[0] @ pair.model.head.T + bias_after(pair.model, 4)) / 9.0, -1)
+    pair.model.config = replace(pair.model.config, sample_from_anchor=False)
+    save(pair.model, tmp_path)
+    head = rows(pair.world.target_tensors["lm_head.weight"])
+    native = NativeDraftBlocks(tmp_path, pair.native_target, head, 512)
+    assert (native.config.sample_from_anchor, native.config.gamma) == (False, 4)
+    native.write_context([Span(0, 20, pages)], features)
+    for blocks in (pair.torch, native):
+        (drawn,) = blocks.draft([span], [4], [how])
+        assert len(drawn.tokens) == 4
+        assert (drawn.laws[0] - wanted).abs().sum() < 0.1
+
+
+def bias_after(model, token: int) -> torch.Tensor:
+    return model.markov_head.markov_w2(model.markov_head.markov_w1(torch.tensor(token)))
 
 
 @pytest.mark.parametrize("kind", ["markov", "gated", "rnn"])

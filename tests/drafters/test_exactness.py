@@ -56,7 +56,7 @@ PROCESSORS = {
     ),
     "bias": SamplingParams(temperature=0.75, top_p=0.95, logit_bias={1: 0.5, 3: -100.0}),
 }
-HEADS = {"markov": "vanilla", "gated": "gated", "rnn": "rnn", "dflash": "none"}
+HEADS = {"markov": "vanilla", "gated": "gated", "rnn": "rnn", "dflash": "none", "masks": "none"}
 
 
 @dataclass
@@ -136,7 +136,8 @@ def drafter_of(kind: str, where: str, reduced: bool, folder):
         return drafter
     config = DraftConfig.for_target(
         target,
-        block_size=GAMMA,
+        block_size=GAMMA + (kind == "masks"),
+        sample_from_anchor=kind != "masks",
         mask_token_id=0,
         target_layer_ids=(0, 1),
         head=HEADS[kind],

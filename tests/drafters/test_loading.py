@@ -80,6 +80,25 @@ def test_a_draft_model_of_another_target_is_refused(draft, tmp_path):
         texts("dspark", tmp_path / "nothing")
 
 
+def test_an_export_holds_everything_and_comes_back_the_same(draft, tmp_path):
+    from safetensors import safe_open
+
+    from drafters.export import main
+
+    assert main([str(draft), "--output-dir", str(tmp_path)]) == 0
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert raw["architectures"] == ["Qwen3DSparkModel"]
+    assert (raw["draft_vocab_size"], raw["vocab_size"], raw["sliding_window"]) == (8192, 49152, 128)
+    assert (tmp_path / "tokenizer.json").exists()
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        head, embedding = file.get_tensor("lm_head.weight"), file.get_tensor("embed_tokens.weight")
+        ids = file.get_tensor("d2t") + torch.arange(8192)
+    target = TargetTensors.load(real.folder(), ModelConfig.from_folder(real.folder()))
+    assert torch.equal(embedding, target.embedding.bfloat16())
+    assert torch.equal(head, target.head[ids].bfloat16())
+    assert texts("dspark", tmp_path) == texts("dspark", draft)
+
+
 def test_features_are_the_targets_own():
     target = Target(real.folder(), 1, 200)
     text = np.array(real.chat("Why is the sky blue?") * 5, dtype=np.int32)[:150]

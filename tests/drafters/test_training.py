@@ -288,6 +288,18 @@ def test_blocks_of_random_length_train_too(tmp_path):
     assert run.validate().loss < before.loss
 
 
+def test_dflash_learns_in_its_own_layout(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(
+        world, tmp_path / "run", replace(RECIPE, head="none", sample_from_anchor=False, block_size=4)
+    )
+    before = run.validate()
+    assert len(before.overlap) == 3
+    run.run()
+    assert run.validate().loss < before.loss
+
+
 @pytest.mark.parametrize("family", ["eagle3", "mtp"])
 def test_chains_learn_too(tmp_path, family):
     world = Fixture(tmp_path)
