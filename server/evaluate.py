@@ -2,7 +2,8 @@
 
 The paper's protocol: fixed block, no scheduling, temperature 1 and 0, no filters, the first turn of each
 prompt (section 4.1). Rounds are pooled over the prompts of a benchmark; the macro average is over
-benchmarks.
+benchmarks. ms/token is (T_draft + T_verify) / tau over all sequences of a step: with --max-num-seqs 1 it is
+the paper's eq. 1.
 """
 
 from __future__ import annotations
@@ -91,12 +92,13 @@ def _evaluate(parts: Any, files: dict[str, Path], own: dict[str, Any]) -> list[d
 
     recorder = parts.worker.drafter = Recorder(parts.worker.drafter)
     rows = []
-    print(f"{'benchmark':<16} {'T':>4} {'rounds':>7} {'tau':>6}  conditional acceptance by position")
+    title = "conditional acceptance by position"
+    print(f"{'benchmark':<16} {'T':>4} {'rounds':>7} {'tau':>6} {'ms/token':>8}  {title}")
     for heat in own["temperatures"]:
         pooled = []
         for name, file in files.items():
             recorder.rounds = []
-            _run(parts, _prompts(parts, file, own), heat, own["max_tokens"])
+            cost = _run(parts, _prompts(parts, file, own), heat, own["max_tokens"])
             rounds = recorder.rounds
             pooled += rounds
             row = {
@@ -104,16 +106,19 @@ def _evaluate(parts: Any, files: dict[str, Path], own: dict[str, Any]) -> list[d
                 "temperature": heat,
                 "rounds": len(rounds),
                 "tau": accepted_length(rounds),
+                "ms_per_token": cost,
                 "conditional": conditional_acceptance(rounds),
             }
             rows.append(row)
             _show(row)
         taus = [row["tau"] for row in rows if row["temperature"] == heat]
+        costs = [row["ms_per_token"] for row in rows if row["temperature"] == heat]
         mean = {
             "benchmark": "macro average",
             "temperature": heat,
             "rounds": len(pooled),
             "tau": sum(taus) / len(taus),
+            "ms_per_token": sum(costs) / len(costs),
             "conditional": conditional_acceptance(pooled),
             "reliability": [
                 {"ece": each.ece, "auc": each.auc, "bins": each.bins} for each in reliability(pooled)
@@ -129,7 +134,8 @@ def _evaluate(parts: Any, files: dict[str, Path], own: dict[str, Any]) -> list[d
 def _show(row: dict[str, Any]) -> None:
     chances = " ".join(f"{chance:.2f}" for chance in row["conditional"])
     print(
-        f"{row['benchmark']:<16} {row['temperature']:>4.1f} {row['rounds']:>7} {row['tau']:>6.3f}  {chances}",
+        f"{row['benchmark']:<16} {row['temperature']:>4.1f} {row['rounds']:>7} {row['tau']:>6.3f} "
+        f"{row['ms_per_token']:>8.2f}  {chances}",
         flush=True,
     )
 
@@ -148,14 +154,21 @@ def _prompts(parts: Any, file: Path, own: dict[str, Any]) -> list[list[int]]:
     return out
 
 
-def _run(parts: Any, prompts: list[list[int]], heat: float, max_tokens: int) -> None:
+def _run(parts: Any, prompts: list[list[int]], heat: float, max_tokens: int) -> float:
+    """Answer all prompts; milliseconds of drafting and verification a token, (T_draft + T_verify) / tau."""
     from engine.params import SamplingParams
     from engine.request import Request
 
     params = SamplingParams(max_tokens=max_tokens, temperature=heat)
     for index, ids in enumerate(prompts):
         parts.loop.add(Request(f"eval-{index}", ids, params, f"eval-{heat}"))
+    busy, tokens = 0.0, 0
     while parts.loop.has_work:
         batch = parts.loop.begin()
         if batch is not None:
-            parts.loop.commit(batch, parts.worker.run(batch))
+            result = parts.worker.run(batch)
+            parts.loop.commit(batch, result)
+            if all(item.sample and item.count - item.verify == 1 for item in batch.items):  # no prefill
+                busy += result.forward_time + result.draft_time
+                tokens += sum(len(verdict.tokens) for verdict in result.verdicts)
+    return 1e3 * busy / max(1, tokens)

@@ -152,7 +152,12 @@ def _train(options: argparse.Namespace) -> int:
     source = folder / "recipe.json" if (folder / "recipe.json").exists() else options.recipe
     recipe = Recipe.load(Path(source)) if source else Recipe()
     given = {f.name: getattr(options, f.name) for f in fields(Recipe) if getattr(options, f.name) is not None}
-    recipe = replace(recipe, **{name: _parsed(name, value) for name, value in given.items()})
+    wanted = replace(recipe, **{name: _parsed(name, value) for name, value in given.items()})
+    if (folder / "state.pt").exists() and replace(wanted, steps=recipe.steps) != recipe:
+        raise ValueError(
+            f"{folder} holds a run by another recipe; only its --steps may change, or take another"
+        )
+    recipe = wanted
     if options.device == "cuda":
         options.device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(options.device)
@@ -172,7 +177,14 @@ def _silent(line: str) -> None:
 def _parsed(name: str, value: str) -> Any:
     """A recipe entry from its text, by the type of its default."""
     default = getattr(Recipe(), name)
-    if value == "none":
+    try:
+        return _as_like(name, default, value)
+    except ValueError:
+        raise ValueError(f"--{name.replace('_', '-')}: {value!r} cannot be read") from None
+
+
+def _as_like(name: str, default: Any, value: str) -> Any:
+    if value == "none" and name != "head":
         return None
     if name == "feature_layers":
         return tuple(int(part) for part in value.split(","))

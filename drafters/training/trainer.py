@@ -106,8 +106,9 @@ class Trainer:
         return self.folder / "state.pt"
 
     def _resume(self) -> None:
-        if not self._state_file.exists():
+        if self.ranks.first:
             self.recipe.save(self.folder / "recipe.json")
+        if not self._state_file.exists():
             return
         state = torch.load(self._state_file, weights_only=True, map_location=self.device)
         self.model.load_state_dict(state["model"])
