@@ -22,9 +22,20 @@ ALIASED = ("embed_tokens.weight", "lm_head.weight")
 _WEIGHTS = "model.safetensors"
 
 
-def save(model: AnyModel, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write config and weights without embedding and head."""
-    tensors = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
+def save(
+    model: AnyModel,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    feature_scale: torch.Tensor | None = None,
+) -> None:
+    """Write config and weights without embedding and head.
+
+    `feature_scale` [m * d] is what the features were divided by for this model; `fc` takes that over.
+    """
+    tensors = dict(model.state_dict())
+    if feature_scale is not None and "fc.weight" in tensors:
+        tensors["fc.weight"] = tensors["fc.weight"] / feature_scale
+    tensors = {name: value.to(dtype).contiguous() for name, value in tensors.items()}
     if model.d2t is not None:
         tensors["d2t"] = model.d2t
     write(folder, model.config, tensors)

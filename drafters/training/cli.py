@@ -188,7 +188,7 @@ def _as_like(name: str, default: Any, value: str) -> Any:
         return None
     if name == "feature_layers":
         return tuple(int(part) for part in value.split(","))
-    if isinstance(default, str):
+    if isinstance(default, str) or name == "start_from":
         return value
     if isinstance(default, bool):
         return value.lower() in ("true", "yes", "1")

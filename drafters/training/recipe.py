@@ -19,6 +19,7 @@ class Recipe:
     order (None: all), so that runs with the same limit see the same data. With `least_slots` each step's
     blocks have a random number of slots from there to `block_size`: cheaper, and a draft of fewer slots than
     gamma is no surprise to the model. `amp`: the layers' products in bf16.
+    `warm_start`: see `drafters.training.warm_start`. `start_from`: the folder of a draft model to go on from.
     """
 
     family: Family = "block"
@@ -36,12 +37,14 @@ class Recipe:
     anchors: int = 16
     least_slots: int | None = None
     most_texts: int | None = None
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 3e-3
     warmup: float = 0.04
     weight_decay: float = 0.0
     clip: float = 1.0
     ema: float = 0.999
     amp: bool = False
+    warm_start: bool = True
+    start_from: str | None = None
     seed: int = 42
 
     def rate(self, step: int) -> float:

@@ -6,9 +6,9 @@ import csv
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,14 @@ import torch
 from drafters import checkpoint
 from drafters.config import DraftConfig
 from drafters.evaluation.plots import can_plot, training_curve
+from drafters.model import DraftModel
 from drafters.training.batches import Batch, make_batch, predict, targets
 from drafters.training.corpus import Corpus
 from drafters.training.features import FeatureSource
 from drafters.training.losses import block_losses, expected_length, total_weight
 from drafters.training.ranks import Ranks
 from drafters.training.recipe import Recipe
+from drafters.training.warm_start import bigram_factors, feature_scale, teach_bigrams
 from engine.models.config import ModelConfig
 
 Progress = Callable[[str], None]
@@ -69,6 +71,8 @@ class Trainer:
         self.train_texts, self.held_out = corpus.split()
         self.train_texts = corpus.shuffled(self.train_texts)[: recipe.most_texts]
         torch.manual_seed(recipe.seed)
+        state = self._saved()
+        d2t = self._draft_vocabulary(state)
         config = DraftConfig.for_target(
             target.config,
             num_layers=recipe.num_layers,
@@ -78,26 +82,58 @@ class Trainer:
             head=recipe.head,
             rank=recipe.rank,
             window=recipe.window,
-            draft_vocab_size=recipe.draft_vocab,
+            draft_vocab_size=None if d2t is None else len(d2t),
             family=recipe.family,
             sample_from_anchor=recipe.sample_from_anchor,
         )
-        d2t = t2d = None
-        if recipe.draft_vocab is not None:
-            d2t = torch.from_numpy(corpus.frequent(recipe.draft_vocab)).long()
-            t2d = torch.full((target.config.vocab_size,), -1)
-            t2d[d2t] = torch.arange(len(d2t))
+        self.t2d: torch.Tensor | None = None
+        if d2t is not None:
+            self.t2d = torch.full((target.config.vocab_size,), -1, device=self.device)
+            self.t2d[d2t] = torch.arange(len(d2t), device=self.device)
         head = target.head if d2t is None else target.head[d2t]
-        self.t2d = None if t2d is None else t2d.to(self.device)
         self.model = checkpoint.build(config, target.embedding, head, d2t).to(self.device)
         self.average = checkpoint.build(config, target.embedding, head, d2t).to(self.device)
+        self.scale: torch.Tensor | None = None
+        if state is None:
+            self._start(d2t)
         self.average.load_state_dict(self.model.state_dict())
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
         self.step = 0
         self.seconds = 0.0
-        self._resume()
+        if self.ranks.first:
+            recipe.save(folder / "recipe.json")
+        if state is not None:
+            self._resume(state)
+
+    def _draft_vocabulary(self, state: dict[str, Any] | None) -> torch.Tensor | None:
+        """Target ids [V'] of a reduced vocabulary: the run's own, or of where it starts, or the most frequent."""
+        if state is not None:
+            known: torch.Tensor | None = state["d2t"]
+            return known
+        if self.recipe.start_from is not None:
+            return checkpoint.load_tensors(Path(self.recipe.start_from))[1].get("d2t")
+        if self.recipe.draft_vocab is None:
+            return None
+        return torch.from_numpy(self.corpus.frequent(self.recipe.draft_vocab)).long()
+
+    def _start(self, d2t: torch.Tensor | None) -> None:
+        """A fresh run's first weights."""
+        model, recipe = self.model, self.recipe
+        if recipe.warm_start and model.config.family != "mtp" and len(self.source.ready(self.train_texts)):
+            scale = feature_scale(self.source, self.train_texts).to(self.device)
+            self.scale = self.ranks.sum(scale) / self.ranks.size  # the same in all processes
+        if recipe.start_from is not None:
+            tensors = checkpoint.load_tensors(Path(recipe.start_from))[1]
+            known = {name: tensors[name].to(self.device).float() for name in model.state_dict()}
+            if self.scale is not None:
+                known["fc.weight"] = known["fc.weight"] * self.scale
+            model.load_state_dict(known)
+        elif recipe.warm_start and isinstance(model, DraftModel) and model.markov_head is not None:
+            vocab, rank = model.config.layers.vocab_size, model.config.rank
+            pair = bigram_factors(self.corpus, self.train_texts, vocab, d2t, rank)
+            teach_bigrams(model.markov_head, *(factor.to(self.device) for factor in pair))
 
     # ---- state
 
@@ -105,15 +141,17 @@ class Trainer:
     def _state_file(self) -> Path:
         return self.folder / "state.pt"
 
-    def _resume(self) -> None:
-        if self.ranks.first:
-            self.recipe.save(self.folder / "recipe.json")
+    def _saved(self) -> dict[str, Any] | None:
         if not self._state_file.exists():
-            return
-        state = torch.load(self._state_file, weights_only=True, map_location=self.device)
+            return None
+        state: dict[str, Any] = torch.load(self._state_file, weights_only=True, map_location=self.device)
+        return state
+
+    def _resume(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.scale = state["scale"]
         self.step, self.seconds = int(state["step"]), float(state["seconds"])
         self.progress(f"resumed at step {self.step}, {self.seconds:.0f} s of training behind it")
 
@@ -125,13 +163,15 @@ class Trainer:
                 "model": self.model.state_dict(),
                 "average": self.average.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
+                "scale": self.scale,
+                "d2t": self.model.d2t,
                 "step": self.step,
                 "seconds": self.seconds,
             },
             partial,
         )
         os.replace(partial, self._state_file)
-        checkpoint.save(self.average, self.folder / "draft")
+        checkpoint.save(self.average, self.folder / "draft", feature_scale=self.scale)
 
     # ---- the loop
 
@@ -167,7 +207,8 @@ class Trainer:
         self, texts: npt.NDArray[np.int64], anchors: int, slots: int, rng: np.random.Generator
     ) -> Batch:
         last_hidden = self.model.config.family == "mtp"
-        return make_batch(self.corpus, self.source, texts, anchors, slots, rng, last_hidden)
+        batch = make_batch(self.corpus, self.source, texts, anchors, slots, rng, last_hidden)
+        return batch if self.scale is None else replace(batch, features=batch.features / self.scale)
 
     def train_step(self, stop: bool = False) -> list[float]:
         """Loss, its parts and tau, of all processes; and how many of them want this to be the last step."""

@@ -288,6 +288,52 @@ def test_blocks_of_random_length_train_too(tmp_path):
     assert run.validate().loss < before.loss
 
 
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_a_fresh_head_knows_the_bigrams(tmp_path, head):
+    """Those of the texts, which count up by 1 to 3: every other token gets less."""
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, head=head, draft_vocab=None, rank=32))
+    markov, hidden = run.model.markov_head, torch.zeros(VOCAB, 1, world.config.hidden_size)
+    with torch.no_grad():
+        bias = markov(torch.arange(VOCAB)[:, None], hidden)[:, 0]
+    ahead = (torch.arange(VOCAB) - torch.arange(VOCAB)[:, None]) % VOCAB
+    follows = (ahead >= 1) & (ahead <= 3)
+    assert float(bias[follows].mean()) > 4 * float(bias[~follows].abs().mean())
+
+
+def test_features_of_any_size_train_alike_and_the_checkpoint_takes_them_as_they_are(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, steps=5))
+    layers = torch.cat([world.cache.get(i).layers[1:] for i in run.train_texts[:100]])
+    assert torch.allclose((layers / run.scale).pow(2).mean(0), torch.ones(len(run.scale)), atol=1e-3)
+    run.run()
+    from drafters.checkpoint import load
+
+    served = load(tmp_path / "run" / "draft", world.embedding, world.head)
+    batch = run._make(run.held_out[:1], 4, 3, np.random.default_rng(0))
+    plain = replace(batch, features=batch.features * run.scale)
+    with torch.no_grad():
+        ours, _ = predict(run.average, batch)
+        theirs, _ = predict(served, plain)
+    assert torch.allclose(ours, theirs, atol=0.05, rtol=0.05)
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_other_texts(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    first = trainer(world, tmp_path / "first")
+    first.run()
+    after = first.validate()
+    world.corpus.ids[:] = (world.corpus.ids + 1) % VOCAB  # whatever is frequent now
+    start = str(tmp_path / "first" / "draft")
+    second = trainer(world, tmp_path / "second", replace(RECIPE, start_from=start, draft_vocab=None))
+    assert torch.equal(second.model.d2t, first.model.d2t)
+    world.corpus.ids[:] = (world.corpus.ids - 1) % VOCAB
+    assert second.validate().loss == pytest.approx(after.loss, abs=0.02)
+
+
 def test_dflash_learns_in_its_own_layout(tmp_path):
     world = Fixture(tmp_path)
     world.fill()
