@@ -108,7 +108,7 @@ class Trainer:
             self._resume(state)
 
     def _draft_vocabulary(self, state: dict[str, Any] | None) -> torch.Tensor | None:
-        """Target ids [V'] of a reduced vocabulary: the run's own, or of where it starts, or the most frequent."""
+        """Target ids [V'] of a reduced vocabulary: the run's own, where it starts from, or frequent ones."""
         if state is not None:
             known: torch.Tensor | None = state["d2t"]
             return known
