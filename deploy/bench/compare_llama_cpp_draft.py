@@ -76,10 +76,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _convert(draft: Path, target: Path, tree: Path, cache: Path) -> Path:
-    folder, file = cache / "exported", cache / "draft.gguf"
+    folder, file, extra = cache / "exported", cache / "draft.gguf", cache / "python"
     export(draft, target, folder)
+    if not extra.exists():  # the script imports it, whatever the tokenizer
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", extra, "sentencepiece"]
+        subprocess.run(pip, check=True)
     command = [sys.executable, tree / "convert_hf_to_gguf.py", folder, "--outtype", "bf16"]
-    subprocess.run([*command, "--target-model-dir", target, "--outfile", file], check=True)
+    environment = os.environ | {"PYTHONPATH": str(extra)}
+    subprocess.run([*command, "--target-model-dir", target, "--outfile", file], check=True, env=environment)
     return file
 
 
