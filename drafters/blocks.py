@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from drafters.model import DraftModel
+from drafters.places import places
 from drafters.slots import Drawn, SlotDraw, choose
 from engine.native.draft import Span
 
@@ -39,15 +40,14 @@ class TorchDraftBlocks:
 
     def _places(self, span: Span, first: int, last: int) -> torch.Tensor:
         """Rows of the pool that hold positions [first, last) of a span's sequence."""
-        positions = torch.arange(first, last)
-        pages = torch.from_numpy(span.pages).long()[positions // self.page_size]
-        return pages * self.page_size + positions % self.page_size
+        positions = torch.arange(first, last, device=self.pool.device)
+        return places(span.pages, positions, self.page_size)
 
     @torch.no_grad()
     def write_context(self, spans: Sequence[Span], features: torch.Tensor) -> None:
         row = 0
         for span in spans:
-            positions = torch.arange(span.start, span.start + span.count)
+            positions = torch.arange(span.start, span.start + span.count, device=self.pool.device)
             pairs = self.model.context(features[row : row + span.count].to(self.pool), positions)
             places = self._places(span, span.start, span.start + span.count)
             for layer, (k, v) in enumerate(pairs):
@@ -65,14 +65,14 @@ class TorchDraftBlocks:
         first = 0 if window is None else max(0, span.start - window)
         context = self.pool[:, :, self._places(span, first, span.start)]
         unread = model.config.unread
-        block = model.slots(torch.tensor([anchor]), span.count + unread)
+        block = model.slots(torch.tensor([anchor], device=self.pool.device), span.count + unread)
         pairs = list(zip(*context.unbind(0), strict=True))
-        hidden = model.block(block, torch.tensor([span.start]), pairs)[0, unread:]
+        hidden = model.block(block, torch.tensor([span.start], device=self.pool.device), pairs)[0, unread:]
         out, previous, laws = Drawn(confidence=[] if model.confidence_head is not None else None), anchor, []
         base = hidden @ model.head.T
         state = hidden.new_zeros(1, model.config.rank)
         for k, how in enumerate(draws):
-            logits, token = base[k : k + 1], torch.tensor([previous])
+            logits, token = base[k : k + 1], torch.tensor([previous], device=self.pool.device)
             embedded = None
             if model.markov_head is not None:
                 mixed, state = model.markov_head.step(token, hidden[k : k + 1], state)

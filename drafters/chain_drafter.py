@@ -1,8 +1,8 @@
 """Eagle3 and MTP-1 behind the engine's protocol, in torch, beside any executor.
 
 K and V of pair i (the feature of position i, the token after it) lie at position i of the sequence's pages.
-The last pair of a page looks at the first token of the next one; a sequence that shares the page and goes on
-otherwise sees that one pair a little wrong, which can only cost acceptance.
+The last pair of a page looks at the first token of the next one: a sequence that shares the page and goes on
+otherwise sees another text's pair there, or none where the text ended. That can only cost acceptance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from drafters.chain import ChainModel
+from drafters.places import places
 from drafters.slots import Drawn, SlotDraw, choose, slot_draws
 from engine.batch import BatchItem, DraftBlock, Tokens, Verdict, VerificationBatch
 from engine.drafter import DraftRequest
@@ -33,6 +34,7 @@ class ChainDrafter:
         self.name: str = model.config.family
         self.feature_layers = model.config.target_layer_ids
         self.identity = identity
+        self.gamma = model.config.gamma
         self.model = model.eval()
         self.pool = model.norm.weight.new_zeros(
             (2, num_pages * page_size, shapes.num_kv_heads, shapes.head_dim), requires_grad=False
@@ -48,7 +50,7 @@ class ChainDrafter:
         assert features is not None
         self._last = {}
         rows: list[torch.Tensor] = []
-        places: list[torch.Tensor] = []
+        rows_of_pool: list[torch.Tensor] = []
         tokens: list[Tokens] = []
         positions: list[torch.Tensor] = []
         row = 0
@@ -56,12 +58,13 @@ class ChainDrafter:
             following = _following(item, verdict)
             rows.append(features[row : row + len(following)])
             tokens.append(following)
-            positions.append(torch.arange(item.start, item.start + len(following)))
-            places.append(self._places(item.pages, positions[-1]))
+            positions.append(torch.arange(item.start, item.start + len(following), device=self.pool.device))
+            rows_of_pool.append(places(item.pages, positions[-1], self.page_size))
             row += item.count
         g = self.model.fuse(self._normed(torch.cat(rows).to(self.pool)))
-        pair = self.model.context(g, torch.from_numpy(np.concatenate(tokens)).long(), torch.cat(positions))
-        self.pool[:, torch.cat(places)] = torch.stack(pair)
+        ids = torch.from_numpy(np.concatenate(tokens)).to(self.pool.device).long()
+        pair = self.model.context(g, ids, torch.cat(positions))
+        self.pool[:, torch.cat(rows_of_pool)] = torch.stack(pair)
         row = 0
         for item, own in zip(batch.items, tokens, strict=True):
             row += len(own)
@@ -74,22 +77,18 @@ class ChainDrafter:
         eps = self.model.config.layers.rms_eps
         return torch.nn.functional.rms_norm(features, self.final_norm.shape, self.final_norm, eps)
 
-    def _places(self, pages: Tokens, positions: torch.Tensor) -> torch.Tensor:
-        """Rows of the pool that hold these positions [...] of a sequence."""
-        own = torch.from_numpy(pages).long()[positions // self.page_size]
-        return own * self.page_size + positions % self.page_size
-
     @torch.no_grad()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
         """All chains side by side, slot by slot, at most gamma. q is what each token was drawn from."""
-        counts = [min(request.slots, self.model.config.block_size) for request in requests]
+        counts = [min(request.slots, self.gamma) for request in requests]
         draws = slot_draws(requests, counts)
         drawn = [Drawn() for _ in requests]
         laws: list[list[torch.Tensor]] = [[] for _ in requests]
-        anchors = torch.tensor([request.anchor for request in requests])
+        device = self.pool.device
+        anchors = torch.tensor([request.anchor for request in requests], device=device)
         seen, visible = self._seen(requests, anchors)
         g = torch.stack([self._last[request.sequence] for request in requests])
-        previous = torch.tensor([int(request.tokens[-1]) for request in requests])
+        previous = torch.tensor([int(request.tokens[-1]) for request in requests], device=device)
         for k in range(max(counts)):
             if k:
                 more = self.model.context(g, previous, anchors - 1 + k)
@@ -116,11 +115,11 @@ class ChainDrafter:
         """K and V [A, W, kv heads, D] of the pairs before each anchor, and which of them exist [A, W]."""
         longest = int(anchors.max())
         width = min(self.model.config.window or longest, longest)
-        positions = anchors[:, None] + torch.arange(-width, 0)
+        positions = anchors[:, None] + torch.arange(-width, 0, device=anchors.device)
         visible = positions >= 0
         positions = positions.clamp_min(0)
-        places = [self._places(r.pages, own) for r, own in zip(requests, positions, strict=True)]
-        k, v = self.pool[:, torch.stack(places)].unbind(0)
+        rows = [places(r.pages, own, self.page_size) for r, own in zip(requests, positions, strict=True)]
+        k, v = self.pool[:, torch.stack(rows)].unbind(0)
         return (k, v), visible
 
 

@@ -77,7 +77,14 @@ class DraftConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> DraftConfig:
-        """Parse a config in DeepSpec's dialect. Raises UnsupportedModel or ValueError."""
+        """Parse a config in DeepSpec's dialect, or z-lab's. Raises UnsupportedModel or ValueError."""
+        try:
+            return cls._parsed(raw)
+        except KeyError as error:
+            raise ValueError(f"the draft model's config.json lacks {error}") from None
+
+    @classmethod
+    def _parsed(cls, raw: Mapping[str, Any]) -> DraftConfig:
         layers = ModelConfig.from_dict({**raw, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
         rank = int(raw.get("markov_rank") or 0)
         kind: HeadKind = raw.get("markov_head_type") or "vanilla" if rank else "none"
@@ -132,8 +139,10 @@ class DraftConfig:
         sample_from_anchor: bool = True,
     ) -> DraftConfig:
         """A fresh draft model at a target's dimensions. Layer ids default to DFlash's rule: evenly spaced."""
+        if family not in ARCHITECTURES:
+            raise ValueError(f"unknown family {family!r}; known: {', '.join(ARCHITECTURES)}")
         if family != "block":
-            num_layers, head = 1, "none"
+            num_layers, head, sample_from_anchor = 1, "none", True
         if family == "mtp":
             block_size, target_layer_ids = 1, (target.num_layers - 1,)
         raw = {

@@ -1,7 +1,7 @@
 """DSpark behind the engine's protocol.
 
-Context K/V from verified features, then a block for whoever is to draft. DFlash in DSpark's slot layout is
-the same without a sequential head.
+Context K/V from verified features, then a block for whoever is to draft. DFlash, in DSpark's slot layout or
+its own, is the same without a sequential head.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class DSparkDrafter:
         self.name = "dspark" if config.head != "none" else "dflash"
         self.feature_layers = config.target_layer_ids
         self.identity = identity
+        self.gamma = config.gamma
         self.config, self.blocks, self.d2t = config, blocks, d2t
 
     def observe(
@@ -54,7 +55,7 @@ class DSparkDrafter:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
         """As many slots as asked for, at most gamma. q is what each token was drawn from, filters applied."""
-        counts = [min(request.slots, self.config.gamma) for request in requests]
+        counts = [min(request.slots, self.gamma) for request in requests]
         spans = [
             Span(request.anchor, count, request.pages)
             for request, count in zip(requests, counts, strict=True)

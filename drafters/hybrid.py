@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -49,12 +50,18 @@ class _History:
     source: int = _MODEL  # of the block that is verified next
 
 
+class ModelDrafter(Drafter, Protocol):
+    """One that drafts `gamma` tokens at most."""
+
+    gamma: int
+
+
 class HybridDrafter:
     """`model` drafts unless `lookup` promises more."""
 
     name = "hybrid"
 
-    def __init__(self, lookup: NgramDrafter, model: Drafter) -> None:
+    def __init__(self, lookup: NgramDrafter, model: ModelDrafter) -> None:
         self.lookup, self.model = lookup, model
         self.feature_layers = model.feature_layers
         self.identity = model.identity
@@ -81,7 +88,7 @@ class HybridDrafter:
             history = self._history(request.sequence)
             found, block = self._expected(history, _LOOKUP), blocks[index]
             use_lookup = block is not None and gain(found, len(block)) >= gain(
-                self._expected(history, _MODEL), request.slots
+                self._expected(history, _MODEL), min(request.slots, self.model.gamma)
             )
             history.source = _LOOKUP if use_lookup else _MODEL
             if not use_lookup:

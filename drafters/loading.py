@@ -11,10 +11,10 @@ from drafters.chain_drafter import ChainDrafter
 from drafters.checkpoint import load
 from drafters.config import DraftConfig
 from drafters.dspark import DSparkDrafter
+from drafters.hybrid import ModelDrafter
 from drafters.model import DraftModel
 from drafters.native_blocks import NativeDraftBlocks
 from drafters.target_tensors import TargetTensors
-from engine.drafter import Drafter
 from engine.executor import Executor
 from engine.models.config import ModelConfig
 from engine.native.weights import Rows, load_weights
@@ -23,7 +23,7 @@ from engine.native_executor import NativeExecutor
 
 def load_drafter(
     folder: Path, executor: Executor, target_folder: Path, max_positions: int, quantization: str = "auto"
-) -> Drafter:
+) -> ModelDrafter:
     """The drafter that a folder holds: DSpark and DFlash on the target's kind of executor, chains in torch.
 
     Raises FileNotFoundError, or ValueError for a checkpoint that does not fit the target.

@@ -20,7 +20,7 @@ class SlotDraw:
     """How the token of one slot is drawn: by the request's own parameters, by `u` or under `key`.
 
     `state` is set where the request's bias, penalties or minimum length change logits: a fork that all slots
-    of the block share, and that runs ahead with their tokens.
+    of the block share. In torch it runs ahead with their tokens; the kernels take it as it is at the anchor.
     """
 
     params: SamplingParams

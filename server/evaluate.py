@@ -23,11 +23,15 @@ _OWN = ("data", "benchmarks", "limit", "max_tokens", "temperatures", "json", "pn
 
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
+    from drafters.evaluation.plots import can_plot, evaluation
     from engine.outputs import NullObserver
     from server.wiring import BadSettings, build_parts
 
     options = vars(_parser().parse_args(argv))
     own = {name: options.pop(name) for name in _OWN}
+    if own["png"] and not can_plot():
+        print("dspark eval: --png needs matplotlib: pip install 'dspark-server[plot]'", file=sys.stderr)
+        return 1
     try:
         settings = load(options)
         files = _files(own["data"], own["benchmarks"])
@@ -39,12 +43,10 @@ def main(argv: Sequence[str]) -> int:
         print("dspark eval: there is no drafter to evaluate", file=sys.stderr)
         return 1
     result = {"engine": parts.info, "max_tokens": own["max_tokens"], "rows": _evaluate(parts, files, own)}
-    if own["png"]:
-        from drafters.evaluation.plots import evaluation
-
-        evaluation({parts.info["drafter"]: result["rows"]}, Path(own["png"]))
     if own["json"]:
         Path(own["json"]).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if own["png"]:
+        evaluation({parts.info["drafter"]: result["rows"]}, Path(own["png"]))
     return 0
 
 
@@ -111,14 +113,14 @@ def _evaluate(parts: Any, files: dict[str, Path], own: dict[str, Any]) -> list[d
             }
             rows.append(row)
             _show(row)
-        taus = [row["tau"] for row in rows if row["temperature"] == heat]
-        costs = [row["ms_per_token"] for row in rows if row["temperature"] == heat]
+        measured = [row for row in rows if row["temperature"] == heat and row["rounds"]]
+        taus, costs = [row["tau"] for row in measured], [row["ms_per_token"] for row in measured]
         mean = {
             "benchmark": "macro average",
             "temperature": heat,
             "rounds": len(pooled),
-            "tau": sum(taus) / len(taus),
-            "ms_per_token": sum(costs) / len(costs),
+            "tau": sum(taus) / max(1, len(taus)),
+            "ms_per_token": sum(costs) / max(1, len(costs)),
             "conditional": conditional_acceptance(pooled),
             "reliability": [
                 {"ece": each.ece, "auc": each.auc, "bins": each.bins} for each in reliability(pooled)

@@ -234,6 +234,8 @@ class Settings(BaseModel):
     def _known_policy(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"off|fixed:\d{1,3}", value):
             raise ValueError(f"must be off or fixed:K with a whole number K, not {value!r}")
+        if value is not None and value != "off" and int(value.removeprefix("fixed:")) > MAX_DRAFT:
+            raise ValueError(f"at most {MAX_DRAFT} drafts are verified, not {value!r}")
         return value
 
     @model_validator(mode="after")

@@ -227,13 +227,12 @@ def _speculation(
     if model is None:
         return lookup, policy or f"fixed:{config.drafted('ngram')}"
     try:
-        drafter = load_drafter(model, executor, folder, max_model_len, settings.quantization)
+        loaded = load_drafter(model, executor, folder, max_model_len, settings.quantization)
     except (OSError, ValueError) as error:
         raise BadSettings(f"--speculative-config: {error}") from error
-    if config.method not in ("auto", "hybrid", drafter.name):
-        raise BadSettings(f"--speculative-config: {model} holds a {drafter.name} model")
-    if config.method in ("auto", "hybrid"):
-        drafter = HybridDrafter(lookup, drafter)
+    if config.method not in ("auto", "hybrid", loaded.name):
+        raise BadSettings(f"--speculative-config: {model} holds a {loaded.name} model")
+    drafter: Drafter = HybridDrafter(lookup, loaded) if config.method in ("auto", "hybrid") else loaded
     return drafter, policy or f"fixed:{config.drafted(drafter.name)}"
 
 

@@ -28,14 +28,18 @@ def main() -> int:
     table: dict[str, Any] = (
         json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"drafters": {}}
     )
-    table |= {"limit": options.limit, "max_tokens": options.max_tokens}
     _RESULTS.mkdir(exist_ok=True)
     for entry in options.drafters:
         name, _, where = entry.partition("=")
         if name in table["drafters"]:
             continue
         print(f"== {name}", flush=True)
-        table["drafters"][name] = _measure(where, options) | {"recipe": _recipe(where)}
+        table["drafters"][name] = _measure(where, options) | {
+            "limit": options.limit,
+            "max_tokens": options.max_tokens,
+            "tokens": options.tokens,
+            "recipe": _recipe(where),
+        }
         file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     print(_markdown(table))
     if can_plot():

@@ -5,7 +5,7 @@
     python -m deploy.gpu.train join OUT DRAFT            back home: the draft model from the pieces of OUT
 
 `run` answers the prompts that have no answer yet, trains on all answers with features computed on the way,
-and writes everything of use to OUT again every two minutes, in files of at most 15 MiB. It needs no network.
+and writes everything of use to OUT again every two minutes, the weights in pieces of 15 MiB. No network.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _regenerate(
     chosen = sorted(texts)
     np.savez_compressed(
         output,
-        ids=np.concatenate([np.concatenate((prompts[i], texts[i])) for i in chosen]).astype(np.uint16),
+        ids=np.concatenate([np.concatenate((prompts[i], texts[i])) for i in chosen]).astype(np.uint32),
         length=np.array([len(prompts[i]) + len(texts[i]) for i in chosen], np.int32),
         prompt_length=np.array([len(prompts[i]) for i in chosen], np.int32),
         temperature=heats[chosen].astype(np.float32),
@@ -203,15 +203,22 @@ def _train(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     source = LiveFeatures(folder, corpus, spaced_layers(config.num_layers, 3), device, dtype)
     borrowed = TargetTensors.load(folder, config)
-    recipe = replace(RECIPE, **json.loads(options.recipe))
     show = lambda line: print(line, flush=True)  # noqa: E731
-    steps = _steps(options.work / "trial", replace(recipe, steps=1000), corpus, source, borrowed, device, end)
-    show(f"{len(corpus)} answers; {steps} steps fit")
     run = options.work / "run"
-    trainer = Trainer(run, replace(recipe, steps=steps), corpus, source, borrowed, show, device)
-    while trainer.step < steps and time.monotonic() < end:
+    if (run / "state.pt").exists():
+        recipe = Recipe.load(run / "recipe.json")  # go on
+    else:
+        recipe = replace(RECIPE, **json.loads(options.recipe))
+        trial = replace(recipe, steps=1000, warm_start=False)
+        recipe = replace(
+            recipe, steps=_steps(options.work / "trial", trial, corpus, source, borrowed, device, end)
+        )
+    show(f"{len(corpus)} answers, {recipe.steps} steps")
+    trainer = Trainer(run, recipe, corpus, source, borrowed, show, device)
+    while trainer.step < recipe.steps and time.monotonic() < end:
         trainer.run(1e9, min(options.save_every, end - time.monotonic()))
         _hand_over(run, options.out)
+    _hand_over(run, options.out)
 
 
 def _steps(
@@ -228,7 +235,7 @@ def _steps(
 
 
 def _hand_over(run: Path, out: Path) -> None:
-    """What is worth keeping of a run, in files of at most 15 MiB: at most eight with the answers."""
+    """What is worth keeping of a run: at most eight files with the answers, the weights in small ones."""
     split((run / "draft" / "model.safetensors").read_bytes(), out, "draft", _RETURNED)
     shutil.copy(run / "draft" / "config.json", out / "config.json")
     for name in ("recipe.json", "metrics.csv", "curve.png"):

@@ -55,12 +55,12 @@ def make_batch(
     anchors: int,
     slots: int,
     rng: np.random.Generator,
+    device: torch.device | str = "cpu",
     last_hidden: bool = False,
 ) -> Batch:
     """`anchors` blocks in each text. Slot j of the block at anchor a predicts the token at a + j + 1.
 
-    `last_hidden`: the features are what the target's head sees, not the layers' outputs. Everything lies
-    where the source's features do.
+    `last_hidden`: the features are what the target's head sees, not the layers' outputs.
     """
     stored = source.texts(texts)
     ids = [torch.from_numpy(corpus.text(index).astype(np.int64)) for index in texts.tolist()]
@@ -75,20 +75,20 @@ def make_batch(
         base += len(text)
     where, start, at, mask = (torch.cat(column) for column in zip(*columns, strict=True))
     text, positions = torch.cat(ids), torch.cat([torch.arange(len(each)) for each in ids])
-    device = stored.final.device
     text, positions, where, start, at, mask = (
         each.to(device) for each in (text, positions, where, start, at, mask)
     )
+    layers, final, lse = stored.layers.to(device), stored.final.to(device), stored.lse.to(device)
     return Batch(
-        stored.final if last_hidden else stored.layers,
+        final if last_hidden else layers,
         text.roll(-1),  # across texts too, where nobody looks
         where,
         (start, positions),
         text[at],
         text[at + 1],
         mask,
-        stored.final[at],
-        stored.lse[at],
+        final[at],
+        lse[at],
     )
 
 

@@ -65,7 +65,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--answers", metavar="PATH", help="answers (.npz, or a folder of them) instead of --data's"
     )
     parser.add_argument("--features", metavar="DIR", help="where features are cached")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    parser.add_argument("--threads", type=int, default=max(1, cores))
 
 
 def _corpus(options: argparse.Namespace) -> tuple[Any, Path]:
@@ -149,15 +150,14 @@ def _train(options: argparse.Namespace) -> int:
 
     keep_memory()
     folder = Path(options.output_dir)
-    source = folder / "recipe.json" if (folder / "recipe.json").exists() else options.recipe
-    recipe = Recipe.load(Path(source)) if source else Recipe()
+    stored = Recipe.load(folder / "recipe.json") if (folder / "state.pt").exists() else None
+    recipe = Recipe.load(Path(options.recipe)) if options.recipe else stored or Recipe()
     given = {f.name: getattr(options, f.name) for f in fields(Recipe) if getattr(options, f.name) is not None}
-    wanted = replace(recipe, **{name: _parsed(name, value) for name, value in given.items()})
-    if (folder / "state.pt").exists() and replace(wanted, steps=recipe.steps) != recipe:
+    recipe = replace(recipe, **{name: _parsed(name, value) for name, value in given.items()})
+    if stored is not None and replace(recipe, steps=stored.steps) != stored:
         raise ValueError(
             f"{folder} holds a run by another recipe; only its --steps may change, or take another"
         )
-    recipe = wanted
     if options.device == "cuda":
         options.device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(options.device)
@@ -179,17 +179,17 @@ def _parsed(name: str, value: str) -> Any:
     default = getattr(Recipe(), name)
     try:
         return _as_like(name, default, value)
-    except ValueError:
+    except (ValueError, KeyError):
         raise ValueError(f"--{name.replace('_', '-')}: {value!r} cannot be read") from None
 
 
 def _as_like(name: str, default: Any, value: str) -> Any:
-    if value == "none" and name != "head":
+    if value == "none" and name in ("window", "draft_vocab", "least_slots", "most_texts", "start_from"):
         return None
     if name == "feature_layers":
         return tuple(int(part) for part in value.split(","))
     if isinstance(default, str) or name == "start_from":
         return value
     if isinstance(default, bool):
-        return value.lower() in ("true", "yes", "1")
+        return {"true": True, "false": False}[value.lower()]
     return type(default)(value) if default is not None else int(value)

@@ -83,6 +83,12 @@ class Corpus:
         """The order in which texts are prepared, always the same: a part of them is a fair sample."""
         return np.random.default_rng(0).permutation(texts)
 
+    def trainable(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those whose answers have an anchor: two tokens or more."""
+        lengths = self.offsets[texts + 1] - self.offsets[texts]
+        chosen: npt.NDArray[np.int64] = texts[lengths - self.prompts[texts] >= 2]
+        return chosen
+
     def frequent(self, count: int) -> npt.NDArray[np.int32]:
         """The `count` most frequent token ids of the answers, in ascending order; the lowest ids fill up."""
         answers = np.concatenate([self.text(i)[self.prompts[i] :] for i in range(len(self))])

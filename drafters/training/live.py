@@ -30,10 +30,11 @@ class LiveFeatures:
 
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self.corpus, self.layers, self.device = corpus, layers, device
-        self._decoder, self._head = model.model.to(device).eval(), model.lm_head.weight.to(device)
+        self._decoder, self._head = model.model.to(device).eval(), model.lm_head.weight.to(device).float()
         self._captured: dict[int, torch.Tensor] = {}
         for layer in layers:
-            self._decoder.layers[layer].register_forward_hook(self._capture(layer))
+            module = self._decoder.embed_tokens if layer == -1 else self._decoder.layers[layer]
+            module.register_forward_hook(self._capture(layer))
 
     def _capture(self, layer: int) -> Any:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
@@ -53,7 +54,8 @@ class LiveFeatures:
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
         # Padding on the right needs no mask: causal attention never looks there.
         inside = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
-        final = self._decoder(input_ids=ids, use_cache=False).last_hidden_state[inside]
+        final = self._decoder(input_ids=ids, use_cache=False).last_hidden_state[inside].float()
         layers = [self._captured[layer][inside] for layer in self.layers]
-        parts = [(rows @ self._head.T).float().logsumexp(-1) for rows in final.split(_HEAD_ROWS)]
-        return TextFeatures(torch.cat(layers, -1).float(), final.float(), torch.cat(parts))
+        # In full precision, as the trainer computes logits: or probabilities would not add up to 1.
+        parts = [(rows @ self._head.T).logsumexp(-1) for rows in torch.split(final, _HEAD_ROWS)]
+        return TextFeatures(torch.cat(layers, -1).float(), final, torch.cat(parts))

@@ -36,6 +36,18 @@ class Ranks:
         for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
+    def agree(self, step: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Take the first process's tensors. Raises ValueError where processes resume at different steps."""
+        if self.size == 1:
+            return
+        tensors = list(tensors)
+        steps = tensors[0].new_zeros(self.size, dtype=torch.float64)
+        steps[self.rank] = step
+        if len(set(self.sum(steps).tolist())) > 1:
+            raise ValueError("the processes resume at different steps: they must share --output-dir")
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
+
     def key(self, *numbers: int) -> tuple[int, ...]:
         """A seed that is this process's own."""
         return (*numbers, self.rank) if self.size > 1 else numbers

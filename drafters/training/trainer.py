@@ -34,7 +34,10 @@ _VALIDATION_TEXTS = 40
 
 @dataclass(frozen=True)
 class Validation:
-    """On held-out texts, teacher-forced at uniform anchors: tau at T = 1 and T = 0, loss, c* by position."""
+    """On held-out texts, teacher-forced at uniform anchors: tau at T = 1 and T = 0, loss, c* by position.
+
+    tau at T = 0 compares likeliest tokens of the draft vocabulary; that of a reduced one is a little hopeful.
+    """
 
     tau: float
     tau_greedy: float
@@ -68,8 +71,9 @@ class Trainer:
         self.folder, self.recipe, self.progress = folder, recipe, progress
         self.corpus, self.source = corpus, source
         folder.mkdir(parents=True, exist_ok=True)
-        self.train_texts, self.held_out = corpus.split()
-        self.train_texts = corpus.shuffled(self.train_texts)[: recipe.most_texts]
+        train, held_out = corpus.split()
+        self.train_texts = corpus.trainable(corpus.shuffled(train)[: recipe.most_texts])
+        self.held_out = corpus.trainable(held_out)
         torch.manual_seed(recipe.seed)
         state = self._saved()
         d2t = self._draft_vocabulary(state)
@@ -106,12 +110,13 @@ class Trainer:
             recipe.save(folder / "recipe.json")
         if state is not None:
             self._resume(state)
+        self.ranks.agree(self.step, [*self.model.state_dict().values(), *self.average.state_dict().values()])
 
     def _draft_vocabulary(self, state: dict[str, Any] | None) -> torch.Tensor | None:
         """Target ids [V'] of a reduced vocabulary: the run's own, where it starts from, or frequent ones."""
         if state is not None:
             known: torch.Tensor | None = state["d2t"]
-            return known
+            return None if known is None else known.cpu()
         if self.recipe.start_from is not None:
             return checkpoint.load_tensors(Path(self.recipe.start_from))[1].get("d2t")
         if self.recipe.draft_vocab is None:
@@ -121,11 +126,13 @@ class Trainer:
     def _start(self, d2t: torch.Tensor | None) -> None:
         """A fresh run's first weights."""
         model, recipe = self.model, self.recipe
-        if recipe.warm_start and model.config.family != "mtp" and len(self.source.ready(self.train_texts)):
+        if recipe.warm_start and model.config.family != "mtp":
             scale = feature_scale(self.source, self.train_texts).to(self.device)
             self.scale = self.ranks.sum(scale) / self.ranks.size  # the same in all processes
         if recipe.start_from is not None:
-            tensors = checkpoint.load_tensors(Path(recipe.start_from))[1]
+            config, tensors = checkpoint.load_tensors(Path(recipe.start_from))
+            if config.to_dict() != model.config.to_dict():
+                raise ValueError(f"{recipe.start_from} is another kind of model than the recipe says")
             known = {name: tensors[name].to(self.device).float() for name in model.state_dict()}
             if self.scale is not None:
                 known["fc.weight"] = known["fc.weight"] * self.scale
@@ -207,7 +214,7 @@ class Trainer:
         self, texts: npt.NDArray[np.int64], anchors: int, slots: int, rng: np.random.Generator
     ) -> Batch:
         last_hidden = self.model.config.family == "mtp"
-        batch = make_batch(self.corpus, self.source, texts, anchors, slots, rng, last_hidden)
+        batch = make_batch(self.corpus, self.source, texts, anchors, slots, rng, self.device, last_hidden)
         return batch if self.scale is None else replace(batch, features=batch.features / self.scale)
 
     def train_step(self, stop: bool = False) -> list[float]:
@@ -241,7 +248,7 @@ class Trainer:
         """The averaged weights on held-out texts; the same anchors every time. None while none is ready."""
         texts = self.source.ready(self.held_out)[:_VALIDATION_TEXTS]
         sums: list[tuple[float, ...]] = []
-        overlaps, model = [], self.average
+        overlaps, counts, model = [], [], self.average
         for index in texts.tolist():
             rng = np.random.default_rng(index)
             batch = self._make(np.array([index]), 24, model.config.gamma, rng)
@@ -256,11 +263,13 @@ class Trainer:
                     float(losses.total),
                 )
             )
-            overlaps.append(losses.overlap.mean(0).cpu())
+            overlaps.append((losses.overlap * batch.mask).sum(0).cpu())
+            counts.append(batch.mask.sum(0).cpu())
         if not sums:
             return None
         tau, greedy, loss = (sum(column) / len(column) for column in zip(*sums, strict=True))
-        return Validation(tau, greedy, loss, torch.stack(overlaps).mean(0).tolist())
+        overlap = torch.stack(overlaps).sum(0) / torch.stack(counts).sum(0)
+        return Validation(tau, greedy, loss, overlap.tolist())
 
     def _report(self, parts: list[tuple[float, ...]]) -> None:
         if not self.ranks.first:
@@ -275,13 +284,16 @@ class Trainer:
             "rate": self.recipe.rate(self.step),
             **dict(zip(("loss", "ce", "l1", "bce", "tau_train"), means, strict=True)),
         }
-        if validation is not None:
-            row |= {
-                "loss_held_out": validation.loss,
-                "tau_held_out": validation.tau,
-                "tau_greedy_held_out": validation.tau_greedy,
-                **{f"overlap_{k + 1}": value for k, value in enumerate(validation.overlap)},
-            }
+        gamma = self.model.config.gamma
+        if validation is None:  # the same columns all the same
+            unknown = float("nan")
+            validation = Validation(unknown, unknown, unknown, [unknown] * gamma)
+        row |= {
+            "loss_held_out": validation.loss,
+            "tau_held_out": validation.tau,
+            "tau_greedy_held_out": validation.tau_greedy,
+            **{f"overlap_{k + 1}": value for k, value in enumerate(validation.overlap)},
+        }
         path = self.folder / "metrics.csv"
         fresh = not path.exists()
         with path.open("a", newline="", encoding="utf-8") as file:
@@ -293,6 +305,6 @@ class Trainer:
             training_curve(path, self.folder / "curve.png")
         self.progress(
             f"step {self.step}/{self.recipe.steps}  {self.seconds / 60:.0f} min  loss {row['loss']:.3f}  "
-            f"tau train {row['tau_train']:.3f}  held out {row.get('tau_held_out', float('nan')):.3f} (T=1) "
-            f"{row.get('tau_greedy_held_out', float('nan')):.3f} (T=0)  texts {row['texts']}"
+            f"tau train {row['tau_train']:.3f}  held out {row['tau_held_out']:.3f} (T=1) "
+            f"{row['tau_greedy_held_out']:.3f} (T=0)  texts {row['texts']}"
         )

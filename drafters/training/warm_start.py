@@ -20,13 +20,16 @@ _LINEAR = 0.5  # tanh of anything smaller is nearly itself
 
 
 def feature_scale(source: FeatureSource, texts: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Root mean square of each feature [m * d], from some texts."""
+    """Root mean square of each feature [m * d], from some texts; 1 while no features are there."""
+    ready = source.ready(texts)[:_TEXTS]
+    if not len(ready):
+        return torch.ones(())
     sums, count = torch.zeros(()), 0
-    for index in source.ready(texts)[:_TEXTS]:
+    for index in ready:
         # A text's first token is an attention sink, a hundred times as large as any other.
         layers = source.texts(np.array([index])).layers[1:]
         sums, count = sums.to(layers.device) + layers.pow(2).sum(0), count + len(layers)
-    return (sums / max(count, 1)).sqrt().clamp_min(1e-3)
+    return (sums / count).sqrt().clamp_min(1e-3)
 
 
 def bigram_factors(

@@ -14,6 +14,7 @@ import torch
 from drafters.blocks import TorchDraftBlocks
 from drafters.checkpoint import save
 from drafters.dspark import DSparkDrafter
+from drafters.model import DraftModel
 from drafters.native_blocks import NativeDraftBlocks
 from drafters.slots import SlotDraw
 from engine.batch import Verdict, VerificationBatch
@@ -112,6 +113,26 @@ def test_in_dflashs_own_layout_the_masks_predict(tmp_path):
         (drawn,) = blocks.draft([span], [4], [how])
         assert len(drawn.tokens) == 4
         assert (drawn.laws[0] - wanted).abs().sum() < 0.1
+
+
+def test_a_confidence_head_needs_no_markov_head(tmp_path):
+    pair = Pair(tmp_path)
+    config = replace(pair.model.config, head="none", rank=0, confidence_with_markov=False)
+    model = DraftModel(config, pair.model.embedding, pair.model.head).eval()
+    kept = {name: value for name, value in pair.model.state_dict().items() if "_head" not in name}
+    model.load_state_dict(kept, strict=False)
+    torch.nn.init.normal_(model.confidence_head.proj.weight)
+    save(model, tmp_path)
+    native = NativeDraftBlocks(
+        tmp_path, pair.native_target, rows(pair.world.target_tensors["lm_head.weight"]), 512
+    )
+    pages, features = np.array([7, 3], dtype=np.int32), torch.randn(20, 3 * 64)
+    found = []
+    for blocks in (TorchDraftBlocks(model, PAGES, 16), native):
+        blocks.write_context([Span(0, 20, pages)], features)
+        found.append(blocks.draft([Span(20, 4, pages)], [4], [draws(4, temperature=9.0)])[0].confidence)
+    assert found[0] == pytest.approx(found[1], rel=0.05, abs=0.3)
+    assert max(map(abs, found[1])) > 0.3
 
 
 def bias_after(model, token: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ class Model:
     """A draft model that always proposes 50, 51, ..."""
 
     name, feature_layers, identity = "model", (3,), "weights"
+    gamma = 7
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -91,6 +92,19 @@ def test_the_choice_is_the_same_whatever_the_model_would_draw():
         for hybrid in hybrids:
             verified(hybrid, accepted, 3)
     assert 0 < len(hybrids[0].model.asked) < 60
+
+
+def test_a_model_is_credited_with_no_more_than_it_drafts():
+    for gamma, asked in ((1, []), (7, [0])):
+        model = Model()
+        model.gamma = gamma
+        hybrid = HybridDrafter(NgramDrafter(2, 4), model)
+        for sequence in range(1, 60):  # of the model two tokens in three, of lookups one in two
+            hybrid.draft([request(PLAIN, sequence)])
+            verified(hybrid, 2, 3, sequence)
+        model.asked.clear()
+        hybrid.draft([request(REPEATS, 0)])
+        assert model.asked == asked
 
 
 def test_histories_do_not_pile_up():

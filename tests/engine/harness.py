@@ -104,6 +104,7 @@ class GuessDrafter:
     name = "guess"
     feature_layers: tuple[int, ...] = ()
     identity = ""
+    gamma = 16
 
     def __init__(self, guess: Callable[[list[int], int], Sequence[int]]) -> None:
         self.guess = guess

@@ -29,8 +29,9 @@ class SequentialHead {
             round_ = &round;
             const int n = static_cast<int>(round.size());
             std::vector<Phase> phases;
-            if (d_.kind != DraftParts::kNone) {
+            if (d_.kind != DraftParts::kNone || !d_.confidence.empty())
                 phases.push_back({n, [this](int i, int) { embed(i); }});
+            if (d_.kind != DraftParts::kNone) {
                 if (d_.kind != DraftParts::kMarkov) {
                     mixed_.resize(static_cast<size_t>(n) * d_.mix.tiles() * kTile);
                     phases.push_back({d_.mix.tiles(), [this, n](int tile, int) {
@@ -57,7 +58,7 @@ class SequentialHead {
         const int rank = d_.rank, hidden = m_.hidden;
         std::vector<float> parts(2 * rank + hidden);
         float *before = parts.data(), *e = before + rank, *h = e + rank;
-        const uint16_t* row = d_.previous.data() + static_cast<size_t>(previous_[s.sequence]) * rank;
+        const uint16_t* row = d_.previous.data() + static_cast<size_t>(previous_[s.sequence]) * rank;  // rank may be 0
         for (int r = 0; r < rank; ++r) e[r] = bf16_to_float(row[r]);
         std::copy(hidden_of(s), hidden_of(s) + hidden, h);
         if (!d_.confidence.empty()) {
@@ -66,6 +67,7 @@ class SequentialHead {
             for (int r = 0; r < rank; ++r) sum += d_.confidence[hidden + r] * e[r];
             s.confidence = sum;
         }
+        if (d_.kind == DraftParts::kNone) return;
         if (d_.kind == DraftParts::kMarkov) {
             hand_over(e, rank, i, d_.bias.format, d_.embedded);
         } else if (d_.kind == DraftParts::kGated) {
