@@ -34,7 +34,7 @@ from engine.request import ActiveRequest, Request
 from engine.sequence import Sequence, Status
 from engine.step_stats import step_stats
 from scheduler.admission import Limits, Running, StepPlan, Waiting, plan_step
-from scheduler.policy import Drafted, VerifyPolicy
+from scheduler.policy import Choice, Drafted, VerifyPolicy
 
 Delta = tuple[ActiveRequest, OutputDelta]
 
@@ -178,7 +178,7 @@ class EngineLoop:
 
     def _select(self, members: list[Sequence], spare_rows: int) -> list[int]:
         blocks = [Drafted(self._verifiable(sequence)) for sequence in members]
-        return self.policy.select(blocks, spare_rows)
+        return self.policy.select(Choice(blocks, len(members), spare_rows))
 
     def _verifiable(self, sequence: Sequence) -> int:
         """Drafts of a sequence that could be verified. Sequences that prefill have none."""

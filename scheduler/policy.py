@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
+
+from scheduler.ranking import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """One block that waits for verification, as a policy may see it.
 
-    `length` tokens were drafted. `survival` [length] is the drafter's running estimate that positions
-    1..k are all accepted; None without a confidence head. `guarded`: the request is rejection-sampled,
-    so its admissions must not look at what its drafts turned out to be.
+    `length` tokens were drafted. `chances` [length] estimate that each is accepted if those before it are
+    (empty: nothing is known). `lagged`: survivals of the same request's round before, or what new requests
+    are expected to do. `guarded`: the request is rejection-sampled, so its admissions must not look at what
+    its drafts turned out to be.
     """
 
     length: int
-    survival: tuple[float, ...] | None = None
+    chances: tuple[float, ...] = ()
+    lagged: tuple[float, ...] = ()
     guarded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a policy decides upon.
+
+    `sequences` yield a token each with no draft verified; at most `row_cap` drafts may be. `seconds`
+    [row_cap + 1]: what the step takes with 0, 1, ... of them, everything else in it included; empty where
+    there is no throughput model. `load` is known before anything was drafted.
+    """
+
+    blocks: Sequence[Drafted]
+    sequences: int
+    row_cap: int
+    seconds: Floats = field(default_factory=lambda: np.zeros(0))
+    load: float = 0.0
 
 
 class VerifyPolicy(Protocol):
@@ -29,7 +51,7 @@ class VerifyPolicy(Protocol):
     def slots(self) -> int:
         """How many tokens to draft for a sequence at most (0: do not draft)."""
 
-    def select(self, blocks: Sequence[Drafted], row_cap: int) -> list[int]:
+    def select(self, choice: Choice) -> list[int]:
         """How many drafts of each block to verify, in order; at most `row_cap` in all."""
 
 
@@ -49,7 +71,8 @@ class Fixed:
     def slots(self) -> int:
         return self.k
 
-    def select(self, blocks: Sequence[Drafted], row_cap: int) -> list[int]:
+    def select(self, choice: Choice) -> list[int]:
+        blocks, row_cap = choice.blocks, choice.row_cap
         lengths = [0] * len(blocks)
         for position in range(self.k):
             for i, block in enumerate(blocks):

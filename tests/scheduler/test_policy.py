@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policy import Drafted, Fixed, parse_policy
+from scheduler.policy import Choice, Drafted, Fixed, parse_policy
 
 BLOCKS = st.lists(st.integers(0, 8).map(Drafted), max_size=8)
 
@@ -19,7 +19,7 @@ def test_rows_are_given_out_position_by_position_across_the_blocks(blocks, k, ca
     rows = [
         (position, i) for position in range(k) for i, block in enumerate(blocks) if position < block.length
     ][:cap]
-    lengths = Fixed(k).select(blocks, cap)
+    lengths = Fixed(k).select(Choice(blocks, len(blocks), cap))
     assert lengths == [sum(at == i for _, at in rows) for i in range(len(blocks))]
     assert sum(lengths) <= cap
 
@@ -32,16 +32,16 @@ def test_lengths_look_at_nothing_that_was_drafted(blocks, k, cap, data):
         Drafted(
             block.length,
             tuple(data.draw(st.lists(survivals, min_size=block.length, max_size=block.length))),
-            data.draw(st.booleans()),
+            guarded=data.draw(st.booleans()),
         )
         for block in blocks
     ]
-    assert Fixed(k).select(seen, cap) == Fixed(k).select(blocks, cap)
+    assert Fixed(k).select(Choice(seen, 1, cap)) == Fixed(k).select(Choice(blocks, 1, cap))
 
 
 def test_every_block_is_verified_up_to_k():
-    assert Fixed(3).select([Drafted(5), Drafted(0), Drafted(2)], 100) == [3, 0, 2]
-    assert Fixed(3).select([], 100) == []
+    assert Fixed(3).select(Choice([Drafted(5), Drafted(0), Drafted(2)], 3, 100)) == [3, 0, 2]
+    assert Fixed(3).select(Choice([], 0, 100)) == []
 
 
 def test_names_and_slots():
