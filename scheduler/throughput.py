@@ -1,0 +1,134 @@
+"""What a step costs: measured at start, kept true by live steps.
+
+cost(R, B) = verify(B) + seconds a token * context tokens + draft(R), for B rows of the target, prefill rows
+included, and a block drafted for R sequences; SPS = 1 / cost (paper section 3.2.2). Draft and verification
+are timed apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scheduler.ranking import Floats
+
+
+class Curve:
+    """Seconds over a size, through measured points; never falling.
+
+    Between points the cost is interpolated, or that of the next point where execution pads (`staircase`);
+    past the last it goes on as steeply as it came. Raises ValueError for points that cannot be a cost.
+    """
+
+    def __init__(self, points: Sequence[tuple[float, float]], staircase: bool = False) -> None:
+        if not points:
+            raise ValueError("a cost curve needs a point")
+        self.sizes = np.array([size for size, _ in points], dtype=np.float64)
+        self.seconds = np.array([seconds for _, seconds in points], dtype=np.float64)
+        self.staircase = staircase
+        if (np.diff(self.sizes) <= 0).any():
+            raise ValueError("the sizes of a cost curve must rise")
+        if not (np.isfinite(self.seconds).all() and (self.seconds >= 0).all()):
+            raise ValueError("the costs of a curve must be finite and not negative")
+        # A larger size is never cheaper, whatever noise measured.
+        np.maximum.accumulate(self.seconds, out=self.seconds)
+
+    def at(self, sizes: Floats | Sequence[float]) -> Floats:
+        """Seconds at each size."""
+        wanted, known = np.asarray(sizes, dtype=np.float64), self.seconds
+        if self.staircase:
+            inside = known[np.minimum(np.searchsorted(self.sizes, wanted), len(known) - 1)]
+        else:
+            inside = np.interp(wanted, self.sizes, known)
+        slope = 0.0
+        if len(known) > 1:
+            slope = (known[-1] - known[-2]) / (self.sizes[-1] - self.sizes[-2])
+        out: Floats = inside + slope * np.maximum(wanted - self.sizes[-1], 0.0)
+        return out
+
+    def refresh(self, size: float, seconds: float, weight: float) -> None:
+        """Move the points around `size` by `weight` of what a live step was off."""
+        off = seconds - float(self.at([size])[0])
+        last = len(self.sizes) - 1
+        right = min(int(np.searchsorted(self.sizes, size)), last)
+        left = max(right - 1, 0)
+        share = 1.0
+        if not self.staircase and left < right and size < self.sizes[-1]:
+            share = float((size - self.sizes[left]) / (self.sizes[right] - self.sizes[left]))
+        self._move(right, weight * share * off)
+        if share < 1.0:
+            self._move(left, weight * (1.0 - share) * off)
+
+    def _move(self, point: int, by: float) -> None:
+        """What was seen last is believed: the others give way where the curve would fall."""
+        seconds = self.seconds
+        seconds[point] = max(seconds[point] + by, 0.0)
+        np.minimum(seconds[:point], seconds[point], out=seconds[:point])
+        np.maximum(seconds[point + 1 :], seconds[point], out=seconds[point + 1 :])
+
+    def to_list(self) -> list[tuple[float, float]]:
+        return list(zip(self.sizes.tolist(), self.seconds.tolist(), strict=True))
+
+
+@dataclass
+class Throughput:
+    """`verify` over rows, `draft` over sequences; `per_context` seconds for each token that attention reads.
+
+    `context` are the tokens that attention read in the profile's steps.
+    """
+
+    verify: Curve
+    draft: Curve
+    per_context: float = 0.0
+    context: float = 0.0
+    weight: float = 0.05  # of a live step
+
+    def seconds(self, rows: int, most_drafts: int, context_tokens: float, drafting: int) -> Floats:
+        """[most_drafts + 1]: a step of `rows` rows and 0, 1, ... drafts, which drafts `drafting` blocks.
+
+        `context_tokens` are those of all its sequences together.
+        """
+        fixed = self._context_seconds(context_tokens)
+        if drafting:
+            fixed += float(self.draft.at([drafting])[0])
+        return np.maximum(
+            self.verify.at(np.arange(rows, rows + most_drafts + 1, dtype=np.float64)) + fixed, 1e-9
+        )
+
+    def observe(
+        self, rows: int, context_tokens: float, forward_seconds: float, drafting: int, draft_seconds: float
+    ) -> None:
+        """A live step, its two halves timed apart."""
+        self.verify.refresh(rows, forward_seconds - self._context_seconds(context_tokens), self.weight)
+        if drafting:
+            self.draft.refresh(drafting, draft_seconds, self.weight)
+
+    def _context_seconds(self, context_tokens: float) -> float:
+        """Beyond the profile's own context, which its points have in them already."""
+        return self.per_context * (context_tokens - self.context)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "verify": self.verify.to_list(),
+            "draft": self.draft.to_list(),
+            "staircase": self.verify.staircase,
+            "per_context": self.per_context,
+            "context": self.context,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Throughput:
+        """Raises ValueError or KeyError for anything that `to_dict` did not write."""
+        verify = Curve([(size, seconds) for size, seconds in raw["verify"]], bool(raw["staircase"]))
+        draft = Curve([(size, seconds) for size, seconds in raw["draft"]])
+        return cls(verify, draft, float(raw["per_context"]), float(raw["context"]))
+
+    def check(self, most_rows: int) -> None:
+        """Raises ValueError if the profile does not reach the largest step there can be."""
+        if self.verify.sizes[-1] < most_rows:
+            raise ValueError(
+                f"the profile ends at {self.verify.sizes[-1]:.0f} rows, steps may have {most_rows}"
+            )

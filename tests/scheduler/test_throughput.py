@@ -1,0 +1,78 @@
+"""Cost curves: between, at and past their points; what live steps do to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.throughput import Curve, Throughput
+
+POINTS = [(1, 10.0), (4, 12.0), (8, 20.0), (16, 36.0)]
+
+
+def test_between_points_the_cost_is_interpolated_and_goes_on_past_the_last():
+    curve = Curve(POINTS)
+    assert curve.at([1, 2.5, 4, 6, 16, 20]).tolist() == [10.0, 11.0, 12.0, 16.0, 36.0, 44.0]
+    assert curve.at([0.5]).tolist() == [10.0]
+
+
+def test_where_execution_pads_the_next_point_counts():
+    curve = Curve(POINTS, staircase=True)
+    assert curve.at([1, 2, 4, 5, 8, 9, 16]).tolist() == [10.0, 12.0, 12.0, 20.0, 20.0, 36.0, 36.0]
+    assert curve.at([18]).tolist() == [40.0]
+
+
+def test_more_is_never_cheaper_whatever_noise_said():
+    curve = Curve([(1, 10.0), (2, 9.0), (3, 11.0)])
+    assert curve.at([1, 1.5, 2, 3]).tolist() == [10.0, 10.0, 10.0, 11.0]
+
+
+@pytest.mark.parametrize(
+    ("points", "word"),
+    [
+        ([], "point"),
+        ([(2, 1.0), (2, 2.0)], "rise"),
+        ([(1, float("nan"))], "finite"),
+        ([(1, -1.0)], "negative"),
+    ],
+)
+def test_what_cannot_be_a_cost_is_refused(points, word):
+    with pytest.raises(ValueError, match=word):
+        Curve(points)
+
+
+@given(st.floats(1, 40), st.floats(0.5, 3.0), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_a_machine_that_changed_is_noticed(size, factor, staircase):
+    curve = Curve(POINTS, staircase)
+    truth = factor * float(curve.at([size])[0])
+    for _ in range(600):
+        curve.refresh(size, truth, 0.1)
+    assert float(curve.at([size])[0]) == pytest.approx(truth, rel=0.1)
+    assert (np.diff(curve.seconds) >= 0).all()
+
+
+def test_a_step_is_rows_context_and_draft():
+    model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]), per_context=0.01, context=100)
+    assert model.seconds(4, 2, 300, 2).tolist() == [12.0 + 2.0 + 3.0, 14.0 + 2.0 + 3.0, 16.0 + 2.0 + 3.0]
+    assert model.seconds(4, 0, 100, 0).tolist() == [12.0]
+
+
+def test_live_steps_refresh_each_half_by_itself():
+    model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]), per_context=0.01, context=100, weight=0.5)
+    model.observe(4, 300, forward_seconds=18.0, drafting=1, draft_seconds=4.0)
+    assert model.verify.at([4]).tolist() == [14.0]  # half of 18 - 2 - 12
+    assert model.draft.at([1]).tolist() == [3.0]
+    model.observe(4, 300, forward_seconds=16.0, drafting=0, draft_seconds=99.0)
+    assert model.draft.at([1]).tolist() == [3.0]
+
+
+def test_a_profile_comes_back_from_a_file_and_must_reach_far_enough():
+    model = Throughput(Curve(POINTS, True), Curve([(1, 2.0)]), 0.01, 100)
+    again = Throughput.from_dict(model.to_dict())
+    assert again.to_dict() == model.to_dict()
+    again.check(16)
+    with pytest.raises(ValueError, match="ends at 16 rows"):
+        again.check(17)
