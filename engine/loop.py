@@ -1,7 +1,7 @@
 """The engine's step: plan, select, latch; one worker call; commit.
 
     begin    plan    who prefills which chunk, who decodes            (scheduler.admission)
-             select  how far each drafted block is verified           (scheduler.policy)
+             select  how far each drafted block is verified           (engine.speculation)
              latch   a frozen VerificationBatch, with the draft plan
     worker   verify, then draft                                       (engine.worker, off the event loop)
     commit   tokens, text, pages, ends
@@ -32,9 +32,9 @@ from engine.pages import PagePool
 from engine.params import ParamError
 from engine.request import ActiveRequest, Request
 from engine.sequence import Sequence, Status
+from engine.speculation import Speculation
 from engine.step_stats import step_stats
 from scheduler.admission import Limits, Running, StepPlan, Waiting, plan_step
-from scheduler.policy import Choice, Drafted, VerifyPolicy
 
 Delta = tuple[ActiveRequest, OutputDelta]
 
@@ -49,7 +49,7 @@ class EngineLoop:
         self,
         pool: PagePool,
         intake: Intake,
-        policy: VerifyPolicy,
+        speculation: Speculation,
         limits: Limits,
         observer: EngineObserver,
         clock: Callable[[], float] = time.monotonic,
@@ -57,7 +57,7 @@ class EngineLoop:
         self.pool = pool
         self.table = PageTable(pool, intake.max_model_len)
         self.intake = intake
-        self.policy = policy
+        self.speculation = speculation
         self.limits = limits
         self.observer = observer
         self.clock = clock
@@ -119,12 +119,14 @@ class EngineLoop:
         members = [sequence for sequence in self.running if sequence.key in plan.rows]
         if not members:
             return None
-        lengths = self._select(members, plan.spare_rows)
+        decoding = sum(sequence.pending == 1 for sequence in members)
+        load = decoding / self.limits.max_sequences
+        lengths = self.speculation.lengths(members, sum(plan.rows.values()), plan.spare_rows, load)
+        wanted = self._draft_slots(members, plan)
         spare = plan.spare_pages - len(self.running)  # a page each, for the anchors of the next step
         items = []
-        for sequence, verify in zip(members, lengths, strict=True):
+        for sequence, verify, slots in zip(members, lengths, wanted, strict=True):
             rows = plan.rows[sequence.key]
-            slots = self._draft_slots(sequence, rows)
             if slots:  # reserve for the anchor and the whole block, before anything is drafted
                 reserve = self.table.missing(sequence, rows + verify + 1 + slots)
                 if reserve > spare:
@@ -176,21 +178,13 @@ class EngineLoop:
             pending, pages = self.table.probe(sequence)
             yield Waiting(sequence.key, pending, pages, now - owner.arrived)
 
-    def _select(self, members: list[Sequence], spare_rows: int) -> list[int]:
-        blocks = [Drafted(self._verifiable(sequence)) for sequence in members]
-        return self.policy.select(Choice(blocks, len(members), spare_rows))
-
-    def _verifiable(self, sequence: Sequence) -> int:
-        """Drafts of a sequence that could be verified. Sequences that prefill have none."""
-        return len(sequence.draft) if sequence.draft is not None and sequence.pending == 1 else 0
-
-    def _draft_slots(self, sequence: Sequence, rows: int) -> int:
-        """How many tokens to draft for it after this step; fixed before anything is drafted."""
-        if rows < sequence.pending:
-            return 0
-        cap = self._owner[sequence.key].request.speculative_tokens
-        slots = self.policy.slots()
-        return slots if cap is None else min(slots, cap)
+    def _draft_slots(self, members: list[Sequence], plan: StepPlan) -> list[int]:
+        """How many tokens to draft for each after this step; fixed before anything is drafted."""
+        sampling = [sequence for sequence in members if plan.rows[sequence.key] == sequence.pending]
+        caps = [self._owner[sequence.key].request.speculative_tokens for sequence in sampling]
+        slots = self.speculation.slots(sampling, caps)
+        by_key = {sequence.key: count for sequence, count in zip(sampling, slots, strict=True)}
+        return [by_key.get(sequence.key, 0) for sequence in members]
 
     def _latch(self, sequence: Sequence, rows: int, verify: int, slots: int) -> BatchItem:
         return BatchItem(
@@ -237,8 +231,11 @@ class EngineLoop:
         assert batch is self._in_flight
         self._in_flight = None
         deltas: list[Delta] = []
-        for item, verdict, draft in zip(batch.items, result.verdicts, result.drafts, strict=True):
-            sequence = self._sequence(item.sequence)
+        sequences = [self._sequence(item.sequence) for item in batch.items]
+        self.speculation.observe(batch, result, sequences)
+        for sequence, item, verdict, draft in zip(
+            sequences, batch.items, result.verdicts, result.drafts, strict=True
+        ):
             if sequence.aborted:
                 deltas.append(self._end(sequence, "abort"))
                 continue

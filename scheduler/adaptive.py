@@ -16,7 +16,14 @@ from scheduler.policy import Choice
 from scheduler.ranking import Floats, Ranking, gains, rank
 
 
-class LookAhead:
+class _Adaptive:
+    """Drafts as much as pays."""
+
+    def slots(self) -> None:
+        return None
+
+
+class LookAhead(_Adaptive):
     """Within a few percent of knowing everything, and exact; see `scheduler.lookahead`."""
 
     name = "lookahead"
@@ -42,7 +49,7 @@ class LookAhead:
         return [length if held else new for length, held, new in zip(lengths, guarded, again, strict=True)]
 
 
-class Algorithm1:
+class Algorithm1(_Adaptive):
     """The paper's: admit while each candidate strictly improves the rate; the first that does not ends it."""
 
     name = "algorithm1"
@@ -55,7 +62,7 @@ class Algorithm1:
         return ranking.lengths(int(worse[0]) if len(worse) else len(current), len(choice.blocks))
 
 
-class Lagged:
+class Lagged(_Adaptive):
     """The paper's production scheme: how many by the rounds before, which by current survivals."""
 
     name = "lagged"
@@ -69,7 +76,7 @@ class Lagged:
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(_Adaptive):
     """Each block up to its first chance below base + sensitivity * load, within [least, most] tokens."""
 
     base: float = 0.5

@@ -48,8 +48,8 @@ class VerifyPolicy(Protocol):
 
     name: str
 
-    def slots(self) -> int:
-        """How many tokens to draft for a sequence at most (0: do not draft)."""
+    def slots(self) -> int | None:
+        """How many tokens to draft for a sequence (0: do not draft); None: as many as pay."""
 
     def select(self, choice: Choice) -> list[int]:
         """How many drafts of each block to verify, in order; at most `row_cap` in all."""

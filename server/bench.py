@@ -142,8 +142,12 @@ async def _measure(
     print(_HEADER)
     rows = []
     for sampling, streams, policy in itertools.product(own["sampling"], own["concurrency"], policies):
-        parts.loop.policy = parse_policy(policy)
-        row: dict[str, Any] = {"sampling": sampling, "concurrency": streams, "policy": parts.loop.policy.name}
+        parts.loop.speculation.policy = parse_policy(policy)
+        row: dict[str, Any] = {
+            "sampling": sampling,
+            "concurrency": streams,
+            "policy": parts.loop.speculation.policy.name,
+        }
         row |= await _run(engine, tally, ids, SAMPLINGS[sampling], streams, own)
         rows.append(row)
         print(_FORMAT.format(**row), flush=True)

@@ -32,6 +32,7 @@ from engine.native.weights import load_weights
 from engine.native_executor import NativeExecutor, runs_natively
 from engine.outputs import EngineObserver
 from engine.pages import PagePool
+from engine.speculation import Speculation
 from engine.tokenizer import Tokenizer
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
@@ -113,7 +114,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
             f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {settings.max_num_seqs}"
         )
     limits = Limits(budget, settings.max_num_seqs)
-    loop = EngineLoop(pool, intake, parse_policy(policy_name), limits, observer)
+    loop = EngineLoop(pool, intake, Speculation(parse_policy(policy_name)), limits, observer)
     info = {
         "model": settings.model or DEFAULT_MODEL,
         "architecture": config.architecture,

@@ -22,6 +22,7 @@ from engine.outputs import EngineObserver, NullObserver, OutputDelta
 from engine.pages import PagePool
 from engine.params import SamplingParams
 from engine.request import ActiveRequest, Request
+from engine.speculation import Speculation
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits
@@ -206,7 +207,7 @@ class Engine:
         self,
         model: Any,
         drafter: Drafter | None = None,
-        policy: str = "off",
+        policy: str | Speculation = "off",
         *,
         num_pages: int = 64,
         page_size: int = 4,
@@ -229,7 +230,7 @@ class Engine:
         self.loop = EngineLoop(
             self.pool,
             intake,
-            parse_policy(policy),
+            policy if isinstance(policy, Speculation) else Speculation(parse_policy(policy)),
             Limits(token_budget, max_sequences),
             observer or NullObserver(),
             **arguments,

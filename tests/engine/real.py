@@ -68,7 +68,7 @@ def generate(
 ) -> list[list[list[int]]]:
     """Token ids of each request's choices; all requests run together."""
     loop, worker = parts(kind).loop, parts(kind).worker
-    loop.policy = parse_policy(policy)
+    loop.speculation.policy = parse_policy(policy)
     outputs: dict[str, list[list[int]]] = {}
     for index, (prompt, params) in enumerate(requests):
         # A salt of its own, so that every text is computed and none is found in the cache.

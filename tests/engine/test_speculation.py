@@ -1,0 +1,171 @@
+"""What policies are told of waiting blocks, and the draft plan, in the engine's loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import DraftBlock
+from engine.outputs import NullObserver
+from engine.params import SamplingParams
+from engine.speculation import Speculation, regime
+from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
+from scheduler.calibration import Calibration
+from scheduler.throughput import Curve, Throughput
+from tests.engine.harness import Engine, babbler, oracle, tiny
+
+CHEAP = [(1, 1.0), (200, 1.01)]  # rows cost nothing
+DEAR = [(1, 1.0), (200, 200.0)]  # a row costs what a step costs
+DRAFT = [(1, 0.01), (64, 0.02)]
+ADAPTIVE = [LookAhead(), Algorithm1(), Lagged(), Threshold()]
+
+
+def planned(policy, verify=CHEAP, draft=DRAFT, gamma: int = 4) -> Speculation:
+    """With costs that stay what they are, whatever this machine takes."""
+    return Speculation(policy, gamma, Throughput(Curve(verify), Curve(draft), weight=0.0))
+
+
+class Sure:
+    """Gives another drafter's blocks a confidence, the same at every position."""
+
+    def __init__(self, drafter, logit: float) -> None:
+        self.drafter, self.logit = drafter, logit
+        self.name, self.feature_layers, self.identity = "sure", (), ""
+        self.asked: list[int] = []
+
+    def observe(self, batch, features, verdicts) -> None:
+        self.drafter.observe(batch, features, verdicts)
+
+    def draft(self, requests):
+        self.asked += [request.slots for request in requests]
+        blocks = self.drafter.draft(requests)
+        return [b and replace(b, confidence=(self.logit,) * len(b)) for b in blocks]
+
+
+def run(drafter, policy, count: int = 6, seen: list | None = None, **how) -> Engine:
+    """`seen` gets the figures of every step."""
+
+    class Steps(NullObserver):
+        def step(self, stats, gauges) -> None:
+            if seen is not None:
+                seen.append(stats)
+
+    engine = Engine(tiny(), drafter, policy, observer=Steps(), num_pages=200)
+    for index in range(count):
+        engine.add(str(index), prompt(index), max_tokens=40, ignore_eos=True, **how)
+    engine.run()
+    return engine
+
+
+def prompt(index: int) -> list[int]:
+    return [3 + index, 5, 7] * 3
+
+
+def knowing():
+    """A drafter that knows the greedy texts."""
+    outputs = run(None, "off", temperature=0.0).outputs
+    return oracle(*(prompt(index) + outputs[str(index)][0].tokens for index in range(6)))
+
+
+@pytest.mark.parametrize("verify", [CHEAP, DEAR], ids=["cheap", "dear"])
+@pytest.mark.parametrize("policy", ADAPTIVE, ids=lambda policy: policy.name)
+def test_greedy_and_seeded_texts_are_those_without(policy, verify):
+    for how in ({"temperature": 0.0}, {"seed": 3}):
+        wanted = run(None, "off", **how).texts()
+        assert run(babbler(3), planned(policy, verify), **how).texts() == wanted
+        assert run(Sure(babbler(3), 1.0), planned(policy, verify), **how).texts() == wanted
+
+
+def lengths(seen: list) -> list[int]:
+    return [length for step in seen for length in step.verified]
+
+
+def test_sure_drafts_are_verified_where_rows_are_cheap_and_not_where_they_are_dear():
+    cheap, dear = [], []
+    run(Sure(knowing(), 4.0), planned(LookAhead()), seen=cheap, temperature=0.0)
+    assert np.mean(lengths(cheap)[6:]) > 2.5
+    run(Sure(knowing(), 4.0), planned(LookAhead(), DEAR), seen=dear, temperature=0.0)
+    assert np.mean(lengths(dear)) < 0.2
+
+
+def test_what_does_not_pay_is_not_drafted_but_probed():
+    drafter = Sure(babbler(1), -4.0)
+    run(drafter, planned(LookAhead(), DEAR), count=3, temperature=0.0)
+    steps = 3 * 40
+    assert 0 < len(drafter.asked) < steps / 8  # now and then all the same
+    assert set(drafter.asked) <= {1, 2}  # 1 at the end of a text
+
+
+def test_a_dear_draft_is_not_drafted_though_rows_are_cheap():
+    drafter = Sure(knowing(), 0.5)
+    run(drafter, planned(LookAhead(), CHEAP, draft=[(1, 50.0), (64, 60.0)]), count=3, temperature=0.0)
+    assert len(drafter.asked) < 3 * 40 / 8
+
+
+def test_slots_follow_what_was_verified():
+    """A chance of a half at every position: later slots pay less and less, and are not drafted."""
+    drafter = Sure(babbler(1), 0.0)
+    run(drafter, planned(LookAhead(), [(1, 1.0), (200, 35.0)], gamma=8), count=1, temperature=0.0)
+    late = drafter.asked[5:]
+    assert max(late) < 8
+
+
+def test_without_confidence_acceptance_is_learnt():
+    speculation, seen = planned(LookAhead()), []
+    run(knowing(), speculation, seen=seen, temperature=0.0)
+    assert min(speculation._acceptance["greedy"].chances(3)) > 0.9
+    assert np.mean(lengths(seen)[20:]) > 2.5
+
+
+def test_calibration_is_by_regime():
+    tables = {"greedy": Calibration("greedy", (2.0,)), "rejection": Calibration("rejection", (0.5, 0.5))}
+    for params, wanted in (
+        (SamplingParams(temperature=0.0), (0.731, 0.881)),
+        (SamplingParams(), (0.982, 0.982)),
+        (SamplingParams(seed=1), (0.881, 0.881)),
+    ):
+        engine = Engine(tiny(), None, "off")
+        how = {"temperature": params.temperature, "seed": params.seed}
+        active = engine.add("a", [3, 4], max_tokens=2, **how)
+        text = active.sequences[0]
+        text.draft = DraftBlock((1, 2), confidence=(2.0, 2.0))
+        found = Speculation(Threshold(), 4, None, tables).chances(text)
+        assert found == pytest.approx(wanted, abs=1e-3)
+
+
+def test_regimes():
+    assert regime(SamplingParams(temperature=0.0, seed=1)) == "greedy"
+    assert regime(SamplingParams(seed=1)) == "coupled"
+    assert regime(SamplingParams()) == "rejection"
+
+
+def test_rejection_sampled_texts_keep_their_law_and_deterministic_drafts_are_free():
+    """Guarded only where a draft was drawn: q is there and the request is not seeded."""
+    speculation = planned(LookAhead())
+    engine = Engine(tiny(), None, "off")
+    active = engine.add("a", [3, 4], max_tokens=2)
+    text = active.sequences[0]
+    text.computed = 1
+    text.draft = DraftBlock((1, 2))
+    assert not speculation._drafted(text).guarded
+    text.draft = DraftBlock((1, 2), q=torch.full((2, 64), 1 / 64))
+    assert speculation._drafted(text).guarded
+
+
+def test_a_drafts_duration_counts_once_its_blocks_are_decided():
+    speculation = planned(LookAhead())
+    speculation.throughput.weight = 0.5
+    before = speculation.throughput.draft.at([1]).tolist()
+    engine = Engine(tiny(), babbler(1), speculation)
+    engine.add("a", [3, 4, 5], max_tokens=3, temperature=0.0, ignore_eos=True)
+    batch = engine.loop.begin()
+    result = replace(engine.worker.run(batch), draft_time=7.0)
+    engine.loop.commit(batch, result)
+    assert speculation.throughput.draft.at([1]).tolist() == before
+    batch = engine.loop.begin()
+    engine.loop.commit(batch, engine.worker.run(batch))
+    if result.drafts[0] is not None:
+        assert speculation.throughput.draft.at([1])[0] > before[0]
