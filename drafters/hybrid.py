@@ -63,6 +63,7 @@ class HybridDrafter:
 
     def __init__(self, lookup: NgramDrafter, model: ModelDrafter) -> None:
         self.lookup, self.model = lookup, model
+        self.gamma = model.gamma
         self.feature_layers = model.feature_layers
         self.identity = model.identity
         self._histories: OrderedDict[int, _History] = OrderedDict()

@@ -95,8 +95,10 @@ class Speculation:
     def slots(self, members: Sequence[Text], caps: Sequence[int | None]) -> list[int]:
         """Tokens to draft after this step for each sequence that will sample in it, at most its cap."""
         most = self.policy.slots()
-        if most is None:
+        if most is None and self.throughput is not None:
             wanted = self._worthwhile(members)
+        elif most is None:
+            wanted = [self.gamma] * len(members)
         else:
             wanted = [most] * len(members)
         return [slots if cap is None else min(slots, cap) for slots, cap in zip(wanted, caps, strict=True)]
@@ -105,6 +107,8 @@ class Speculation:
         """By lagged survivals: as many as the best batch would verify, and one more to see if that grows."""
         assert self.throughput is not None
         count = len(members)
+        if not count:
+            return []
         mean = tuple(self._mean[: self.gamma].tolist())
         # The block that waits now is history by the time the next one is verified.
         chances = [_conditional(text.survivals or mean) for text in members]

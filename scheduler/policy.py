@@ -82,13 +82,3 @@ class Fixed:
                     lengths[i] += 1
                     row_cap -= 1
         return lengths
-
-
-def parse_policy(text: str) -> VerifyPolicy:
-    """`off` or `fixed:K`. Raises ValueError, naming what is allowed."""
-    if text == "off":
-        return Fixed(0)
-    kind, _, value = text.partition(":")
-    if kind == "fixed" and value.isdigit() and int(value) <= 64:
-        return Fixed(int(value))
-    raise ValueError(f"verify policy {text!r} is neither 'off' nor 'fixed:K' with K from 0 to 64")

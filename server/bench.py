@@ -132,7 +132,8 @@ async def _measure(
     parts: Any, tally: _Tally, prompts: list[str], own: dict[str, Any], policies: list[str]
 ) -> list[dict[str, Any]]:
     from engine.async_engine import AsyncEngine
-    from scheduler.policy import parse_policy
+    from scheduler.policies import parse_policy
+    from scheduler.policy import Fixed
 
     if own["concurrency"] and max(own["concurrency"]) > parts.loop.limits.max_sequences:
         print("dspark bench: some concurrencies exceed --max-num-seqs and will queue", file=sys.stderr)
@@ -141,6 +142,8 @@ async def _measure(
     ids = [_sized(_encode(parts.tokenizer, prompt), own["prompt_tokens"]) for prompt in prompts]
     print(_HEADER)
     rows = []
+    if any(not isinstance(parse_policy(policy), Fixed) for policy in policies):
+        parts.loop.speculation.throughput = parts.profile()
     for sampling, streams, policy in itertools.product(own["sampling"], own["concurrency"], policies):
         parts.loop.speculation.policy = parse_policy(policy)
         row: dict[str, Any] = {

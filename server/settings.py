@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from scheduler.policies import parse_policy
+from scheduler.policy import Fixed
+
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 MAX_DRAFT = 16
 
@@ -159,8 +162,9 @@ class Settings(BaseModel):
     verify_policy: str | None = option(
         None,
         "Speculative decoding",
-        "how many drafted tokens are verified: off, or fixed:K (default: all that are drafted)",
-        metavar="off|fixed:K",
+        "how many drafted tokens are verified: off, fixed:K, or by confidence and load: lookahead, lagged, "
+        "algorithm1, threshold (default: all that are drafted)",
+        metavar="POLICY",
     )
 
     # HTTP
@@ -232,9 +236,10 @@ class Settings(BaseModel):
     @field_validator("verify_policy")
     @classmethod
     def _known_policy(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"off|fixed:\d{1,3}", value):
-            raise ValueError(f"must be off or fixed:K with a whole number K, not {value!r}")
-        if value is not None and value != "off" and int(value.removeprefix("fixed:")) > MAX_DRAFT:
+        if value is None:
+            return value
+        policy = parse_policy(value)
+        if isinstance(policy, Fixed) and policy.k > MAX_DRAFT:
             raise ValueError(f"at most {MAX_DRAFT} drafts are verified, not {value!r}")
         return value
 

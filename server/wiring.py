@@ -37,7 +37,10 @@ from engine.tokenizer import Tokenizer
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits
-from scheduler.policy import parse_policy
+from scheduler.policies import parse_policy
+from scheduler.policy import Fixed
+from scheduler.throughput import Throughput
+from server.profiles import throughput
 from server.settings import DEFAULT_MODEL, Settings, SpeculativeConfig
 
 Progress = Callable[[str], None]
@@ -60,6 +63,8 @@ class Parts:
     worker: Worker
     tokenizer: Tokenizer
     info: dict[str, Any]
+    #: measures what steps cost, or reads what was measured before
+    profile: Callable[[], Throughput]
 
 
 def build_engine(settings: Settings, observer: EngineObserver, progress: Progress) -> AsyncEngine:
@@ -114,7 +119,24 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
             f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {settings.max_num_seqs}"
         )
     limits = Limits(budget, settings.max_num_seqs)
-    loop = EngineLoop(pool, intake, Speculation(parse_policy(policy_name)), limits, observer)
+    policy, worker = parse_policy(policy_name), Worker(executor, drafter)
+    gamma = int(getattr(drafter, "gamma", settings.speculative_config.drafted("ngram"))) if drafter else 0
+    speculation = Speculation(policy, gamma)
+    loop = EngineLoop(pool, intake, speculation, limits, observer)
+    identity = {
+        "model": folder.name,
+        "drafter": drafter.identity if drafter else "",
+        **executor.describe(),
+        "threads": threads,
+        "version": importlib.metadata.version("dspark-server"),
+    }
+
+    def profile() -> Throughput:
+        sizes = gamma, config.vocab_size, budget, settings.max_num_seqs
+        return throughput(worker, identity, *sizes, cache, progress)
+
+    if not isinstance(policy, Fixed):
+        speculation.throughput = profile()
     info = {
         "model": settings.model or DEFAULT_MODEL,
         "architecture": config.architecture,
@@ -131,7 +153,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         "torch_version": importlib.metadata.version("torch"),
         "load_seconds": round(time.perf_counter() - begun, 2),
     }
-    return Parts(loop, Worker(executor, drafter), tokenizer, info)
+    return Parts(loop, worker, tokenizer, info, profile)
 
 
 def build_comparison(

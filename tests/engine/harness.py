@@ -26,7 +26,7 @@ from engine.speculation import Speculation
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits
-from scheduler.policy import parse_policy
+from scheduler.policies import parse_policy
 
 VOCAB = 64
 

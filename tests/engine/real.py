@@ -11,7 +11,7 @@ from engine.models.locate import default_cache_dir, locate_model
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
 from engine.request import Request
-from scheduler.policy import parse_policy
+from scheduler.policies import parse_policy
 
 PROMPTS = (
     "Why is the sky blue?",

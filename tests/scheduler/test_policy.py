@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policy import Choice, Drafted, Fixed, parse_policy
+from scheduler.policies import parse_policy
+from scheduler.policy import Choice, Drafted, Fixed
 
 BLOCKS = st.lists(st.integers(0, 8).map(Drafted), max_size=8)
 
@@ -49,6 +50,8 @@ def test_names_and_slots():
     assert (parse_policy("fixed:5").slots(), parse_policy("fixed:5").name) == (5, "fixed:5")
     assert (parse_policy("fixed:0").slots(), parse_policy("fixed:0").name) == (0, "off")
     assert parse_policy("fixed:64").slots() == 64
+    for name in ("lookahead", "lagged", "algorithm1", "threshold"):
+        assert (parse_policy(name).name, parse_policy(name).slots()) == (name, None)
 
 
 @pytest.mark.parametrize(
