@@ -75,7 +75,7 @@ class Lagged(_Adaptive):
         return ranking.lengths(min(count, len(ranking)), len(choice.blocks))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Threshold(_Adaptive):
     """Each block up to its first chance below base + sensitivity * load, within [least, most] tokens."""
 
@@ -83,7 +83,7 @@ class Threshold(_Adaptive):
     sensitivity: float = 0.3
     least: int = 0
     most: int = 64
-    name: str = "threshold"
+    name = "threshold"
 
     def select(self, choice: Choice) -> list[int]:
         bar, left, lengths = self.base + self.sensitivity * choice.load, choice.row_cap, []

@@ -18,6 +18,9 @@ from scheduler.ranking import Floats
 
 Regime = Literal["greedy", "rejection", "coupled"]
 
+#: where tables lie, beside the draft model
+CALIBRATION_FILE = "calibration.json"
+
 _GRID = np.geomspace(0.1, 10.0, 41)
 _BINS = 15
 
@@ -59,15 +62,20 @@ def sigmoid(x: Floats) -> Floats:
     return out
 
 
-def fit(regime: Regime, logits: Floats, accepted: npt.NDArray[np.int64]) -> Calibration:
-    """logits [N, gamma] of blocks verified in full, accepted [N] drafts of each."""
+def fit(
+    regime: Regime,
+    logits: Floats,
+    accepted: npt.NDArray[np.int64],
+    held_out: tuple[Floats, npt.NDArray[np.int64]] | None = None,
+) -> Calibration:
+    """logits [N, gamma] of blocks verified in full, accepted [N] drafts of each.
+
+    The errors are those on `held_out` rounds (None: the same that were fitted to).
+    """
     rounds, gamma = logits.shape
-    survival, raw = np.ones(rounds), np.ones(rounds)
-    temperatures, before, after = [], [], []
+    survival, temperatures = np.ones(rounds), []
     for k in range(gamma):
         survived = accepted > k
-        raw = raw * sigmoid(logits[:, k])
-        before.append(expected_calibration_error(raw, survived))
         best, least = 1.0, np.inf
         for temperature in _GRID:
             error = expected_calibration_error(survival * sigmoid(logits[:, k] / temperature), survived)
@@ -75,8 +83,20 @@ def fit(regime: Regime, logits: Floats, accepted: npt.NDArray[np.int64]) -> Cali
                 best, least = float(temperature), error
         survival = survival * sigmoid(logits[:, k] / best)
         temperatures.append(best)
-        after.append(float(least))
-    return Calibration(regime, tuple(temperatures), rounds, tuple(before), tuple(after))
+    judged = held_out or (logits, accepted)
+    before, after = errors([1.0] * gamma, *judged), errors(temperatures, *judged)
+    return Calibration(regime, tuple(temperatures), rounds, before, after)
+
+
+def errors(
+    temperatures: Sequence[float], logits: Floats, accepted: npt.NDArray[np.int64]
+) -> tuple[float, ...]:
+    """Expected calibration error of survival at each position with these temperatures."""
+    survival, out = np.ones(len(logits)), []
+    for k, temperature in enumerate(temperatures):
+        survival = survival * sigmoid(logits[:, k] / temperature)
+        out.append(expected_calibration_error(survival, accepted > k))
+    return tuple(out)
 
 
 def expected_calibration_error(

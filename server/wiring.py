@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from engine.tokenizer import Tokenizer
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits
+from scheduler.calibration import CALIBRATION_FILE, Calibration, Regime
 from scheduler.policies import parse_policy
 from scheduler.policy import Fixed
 from scheduler.throughput import Throughput
@@ -63,6 +65,8 @@ class Parts:
     worker: Worker
     tokenizer: Tokenizer
     info: dict[str, Any]
+    #: of the draft model, if there is one
+    draft_folder: Path | None
     #: measures what steps cost, or reads what was measured before
     profile: Callable[[], Throughput]
 
@@ -121,7 +125,8 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     limits = Limits(budget, settings.max_num_seqs)
     policy, worker = parse_policy(policy_name), Worker(executor, drafter)
     gamma = int(getattr(drafter, "gamma", settings.speculative_config.drafted("ngram"))) if drafter else 0
-    speculation = Speculation(policy, gamma)
+    draft_folder = _draft_model(settings.speculative_config, folder) if gamma else None
+    speculation = Speculation(policy, gamma, calibrations=_calibrations(draft_folder, gamma))
     loop = EngineLoop(pool, intake, speculation, limits, observer)
     identity = {
         "model": folder.name,
@@ -153,7 +158,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         "torch_version": importlib.metadata.version("torch"),
         "load_seconds": round(time.perf_counter() - begun, 2),
     }
-    return Parts(loop, worker, tokenizer, info, profile)
+    return Parts(loop, worker, tokenizer, info, draft_folder, profile)
 
 
 def build_comparison(
@@ -257,6 +262,20 @@ def _speculation(
         raise BadSettings(f"--speculative-config: {model} holds a {loaded.name} model")
     drafter: Drafter = HybridDrafter(lookup, loaded) if config.method in ("auto", "hybrid") else loaded
     return drafter, policy or f"fixed:{config.drafted(drafter.name)}"
+
+
+def _calibrations(folder: Path | None, gamma: int) -> dict[Regime, Calibration]:
+    """The tables beside a draft model. Raises BadSettings for a file that is none, or of another block."""
+    file = folder / CALIBRATION_FILE if folder is not None else None
+    if file is None or not file.is_file():
+        return {}
+    try:
+        tables = [Calibration.from_dict(raw) for raw in json.loads(file.read_text(encoding="utf-8"))]
+    except ValueError as error:
+        raise BadSettings(f"{file}: {error}") from error
+    if any(len(table.temperatures) != gamma for table in tables):
+        raise BadSettings(f"{file} is for another number of drafts than {gamma}: calibrate again")
+    return {table.regime: table for table in tables}
 
 
 def _draft_model(config: SpeculativeConfig, folder: Path) -> Path | None:

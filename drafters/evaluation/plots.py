@@ -8,6 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.calibration import Calibration, sigmoid
+
 
 def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
@@ -62,6 +67,36 @@ def evaluation(drafters: Mapping[str, Sequence[Mapping[str, Any]]], picture: Pat
     _finish(axes[1], "", f"accepted length at T={heat:g}")
     _finish(axes[2], "predicted survival", "share that survived")
     _save(figure, picture)
+
+
+def reliability_diagram(
+    regimes: Mapping[str, tuple[Calibration, npt.NDArray[Any], npt.NDArray[Any]]], picture: Path
+) -> None:
+    """Predicted against true survival of held-out rounds by regime, before and after calibration.
+
+    regimes: (table, logits [N, gamma], accepted [N]) of each.
+    """
+    figure, axes = _axes(max(2, len(regimes)), "reliability")
+    for plot, (name, (table, logits, accepted)) in zip(axes, regimes.items(), strict=False):
+        for heats, style in (((1.0,) * len(table.temperatures), "--"), (table.temperatures, "-")):
+            survival = np.cumprod(sigmoid(logits / np.asarray(heats)), axis=1)
+            for k in (0, 1, 3):
+                if k < survival.shape[1]:
+                    label = f"first {k + 1}, {'before' if style == '--' else 'after'}"
+                    plot.plot(*_diagram(survival[:, k], accepted > k), style, marker=".", label=label)
+        plot.plot([0, 1], [0, 1], color="grey", linewidth=0.7)
+        plot.set_title(name)
+        _finish(plot, "predicted survival", "share that survived")
+    _save(figure, picture)
+
+
+def _diagram(predicted: npt.NDArray[Any], survived: npt.NDArray[Any]) -> tuple[list[float], list[float]]:
+    """Mean prediction and share that survived, in ten bins of [0, 1]."""
+    place = np.minimum((predicted * 10).astype(int), 9)
+    filled = [b for b in range(10) if (place == b).sum() >= 20]
+    return [float(predicted[place == b].mean()) for b in filled], [
+        float(survived[place == b].mean()) for b in filled
+    ]
 
 
 def _mean_row(rows: Sequence[Mapping[str, Any]], heat: float) -> Mapping[str, Any] | None:

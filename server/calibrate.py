@@ -1,0 +1,174 @@
+"""`dspark calibrate`: what the drafter's confidence is worth, measured and mended (paper section 3.2.1).
+
+Answers prompts with every draft verified, once for each way of sampling, and fits a temperature for each
+position. The tables are kept beside the draft model, where `dspark serve` finds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scheduler.calibration import CALIBRATION_FILE
+from server.options import SettingsError, add_flags, load
+
+_OWN = ("prompts", "rounds", "max_tokens", "max_prompt", "output", "png")
+
+#: how each regime samples
+REGIMES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "rejection": {"temperature": 1.0},
+    "coupled": {"temperature": 1.0, "seed": 0},
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    from drafters.evaluation.plots import can_plot
+    from engine.outputs import NullObserver
+    from server.wiring import BadSettings, build_parts
+
+    options = vars(_parser().parse_args(argv))
+    own = {name: options.pop(name) for name in _OWN}
+    try:
+        settings = load(options)
+        if settings.verify_policy is not None:
+            raise ValueError(
+                "rounds that a policy trims hide what would have happened: leave --verify-policy out"
+            )
+        if own["png"] and not can_plot():
+            raise ValueError("--png needs matplotlib: pip install 'dspark-server[plot]'")
+        parts = build_parts(settings, NullObserver(), lambda line: print(line, file=sys.stderr))
+        tables, rounds = _calibrate(parts, own)
+        _save(tables, Path(own["output"] or _beside(parts)))
+    except (SettingsError, BadSettings, OSError, ValueError) as error:
+        print(f"dspark calibrate: {error}", file=sys.stderr)
+        return 1
+    if own["png"]:
+        from drafters.evaluation.plots import reliability_diagram
+
+        reliability_diagram(rounds, Path(own["png"]))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dspark calibrate",
+        usage="dspark calibrate --prompts FILE [MODEL] [options]",
+        description="Fit the drafter's confidence to what is accepted, every draft verified.",
+        allow_abbrev=False,
+    )
+    group = parser.add_argument_group("Calibration")
+    group.add_argument(
+        "--prompts",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help='held-out prompts, one {"prompt": ...} a line',
+    )
+    group.add_argument("--rounds", type=int, default=10_000, metavar="N", help="for each way of sampling")
+    group.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens an answer")
+    group.add_argument("--max-prompt", type=int, default=384, metavar="N", help="longer prompts are left out")
+    group.add_argument("--output", metavar="FILE", help=f"default: {CALIBRATION_FILE} beside the draft model")
+    group.add_argument("--png", metavar="FILE", help="draw reliability before and after")
+    add_flags(parser)
+    return parser
+
+
+def _calibrate(parts: Any, own: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """(a table a regime, what they were fitted to and what was held back)."""
+    from drafters.evaluation.rounds import Recorder
+    from scheduler.calibration import fit
+    from scheduler.policy import Fixed
+
+    drafter = parts.worker.drafter
+    gamma = getattr(drafter, "gamma", 0)
+    if not gamma:
+        raise ValueError("there is no draft model, so there is no confidence to calibrate")
+    model = getattr(drafter, "model", drafter) if drafter.name == "hybrid" else drafter
+    recorder = parts.worker.drafter = Recorder(model)
+    parts.loop.speculation.policy = Fixed(gamma)
+    prompts = _prompts(parts, own)
+    tables, seen = [], {}
+    for name, how in REGIMES.items():
+        recorder.rounds = []
+        _answer(parts, recorder, prompts, how, own)
+        whole = [each for each in recorder.rounds if each.confidence and each.verified == gamma]
+        if not whole:
+            raise ValueError(f"{model.name} drafts without confidence: nothing to calibrate")
+        logits = np.array([each.confidence for each in whole])
+        accepted = np.array([each.accepted for each in whole])
+        # Every other round is held back, to say what the table is worth on rounds that it has not seen.
+        held_out = logits[1::2], accepted[1::2]
+        table = fit(name, logits[::2], accepted[::2], held_out)  # type: ignore[arg-type]
+        seen[name] = (table, *held_out)
+        tables.append(table)
+        _show(name, len(whole), table)
+    return tables, seen
+
+
+def _show(name: str, rounds: int, table: Any) -> None:
+    columns = zip(table.temperatures, table.ece_before, table.ece_after, strict=True)
+    print(f"{name}: {rounds} rounds")
+    for k, (heat, before, after) in enumerate(columns, 1):
+        print(f"    position {k}: temperature {heat:.2f}, ECE {before:.3f} -> {after:.3f}", flush=True)
+
+
+def _prompts(parts: Any, own: dict[str, Any]) -> list[list[int]]:
+    out = []
+    for file in own["prompts"]:
+        for line in Path(file).read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)["prompt"]
+            text = entry if isinstance(entry, str) else entry[0]
+            ids = list(parts.tokenizer.apply_chat_template([{"role": "user", "content": text}]))
+            if len(ids) <= own["max_prompt"]:
+                out.append(ids)
+    order = np.random.default_rng(0).permutation(len(out))
+    return [out[i] for i in order]
+
+
+def _answer(
+    parts: Any, recorder: Any, prompts: list[list[int]], how: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Until there are rounds enough, or no prompts left."""
+    from engine.params import SamplingParams
+    from engine.request import Request
+
+    waiting = iter(enumerate(prompts))
+    while len(recorder.rounds) < own["rounds"]:
+        while len(parts.loop.requests) < parts.loop.limits.max_sequences:
+            number, ids = next(waiting, (None, None))
+            if ids is None:
+                break
+            seed = {"seed": number} if "seed" in how else {}
+            params = SamplingParams(max_tokens=own["max_tokens"], **{**how, **seed})
+            parts.loop.add(Request(f"calibrate-{number}", ids, params))
+        batch = parts.loop.begin()
+        if batch is None:
+            break
+        parts.loop.commit(batch, parts.worker.run(batch))
+    for name in list(parts.loop.requests):
+        parts.loop.abort(name)
+    parts.loop.drain_aborted()
+
+
+def _beside(parts: Any) -> Path:
+    folder = parts.draft_folder
+    if folder is None:
+        raise ValueError("say where the tables go: --output")
+    return Path(folder) / CALIBRATION_FILE
+
+
+def _save(tables: list[Any], file: Path) -> None:
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    text = json.dumps([table.to_dict() for table in tables], indent=1) + "\n"
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
+    print(f"wrote {file}")
