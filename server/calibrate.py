@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from scheduler.calibration import CALIBRATION_FILE
+from server.evaluate import UNTRIMMED
 from server.options import SettingsError, add_flags, load
 
 _OWN = ("prompts", "rounds", "max_tokens", "max_prompt", "output", "png")
@@ -38,11 +39,12 @@ def main(argv: Sequence[str]) -> int:
     options = vars(_parser().parse_args(argv))
     own = {name: options.pop(name) for name in _OWN}
     try:
-        settings = load(options)
-        if settings.verify_policy is not None:
+        if load(options).verify_policy is not None:
             raise ValueError(
                 "rounds that a policy trims hide what would have happened: leave --verify-policy out"
             )
+        # The whole block will be verified, once its size is known, and never less of it for want of rows.
+        settings = load({**options, "verify_policy": "fixed:1", "max_num_batched_tokens": UNTRIMMED})
         if own["png"] and not can_plot():
             raise ValueError("--png needs matplotlib: pip install 'dspark-server[plot]'")
         parts = build_parts(settings, NullObserver(), lambda line: print(line, file=sys.stderr))

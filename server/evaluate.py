@@ -20,11 +20,15 @@ from server.options import SettingsError, add_flags, load
 
 _OWN = ("data", "benchmarks", "limit", "max_tokens", "temperatures", "json", "png", "max_prompt")
 
+#: rows a step, so many that prefill never takes them from drafts
+UNTRIMMED = 8192
+
 
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     from drafters.evaluation.plots import can_plot, evaluation
     from engine.outputs import NullObserver
+    from scheduler.policy import Fixed
     from server.wiring import BadSettings, build_parts
 
     options = vars(_parser().parse_args(argv))
@@ -33,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
         print("dspark eval: --png needs matplotlib: pip install 'dspark-server[plot]'", file=sys.stderr)
         return 1
     try:
-        settings = load(options)
+        fixed = options["verify_policy"] or "fixed:1"  # or the whole block, below
+        settings = load({**options, "verify_policy": fixed, "max_num_batched_tokens": UNTRIMMED})
         files = _files(own["data"], own["benchmarks"])
         parts = build_parts(settings, NullObserver(), lambda line: print(line, file=sys.stderr))
     except (SettingsError, BadSettings, OSError, ValueError) as error:
@@ -42,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
     if parts.worker.drafter is None:
         print("dspark eval: there is no drafter to evaluate", file=sys.stderr)
         return 1
+    if options["verify_policy"] is None:
+        size = settings.speculative_config.num_speculative_tokens or parts.loop.speculation.gamma
+        parts.loop.speculation.policy = Fixed(size)
     result = {"engine": parts.info, "max_tokens": own["max_tokens"], "rows": _evaluate(parts, files, own)}
     if own["json"]:
         Path(own["json"]).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from scheduler.policy import Fixed
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 MAX_DRAFT = 16
+LOOKUP_TOKENS = 5  # that prompt lookup proposes unless told otherwise
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -45,7 +46,7 @@ class SpeculativeConfig(BaseModel):
     method: Literal["auto", "off", "ngram", "dspark", "dflash", "eagle3", "mtp", "hybrid"] = "auto"
     #: folder of a draft model (default: the shipped one); hybrid takes any kind, the others their own
     model: str | None = None
-    #: None: what suits the method
+    #: None: as many as pay, or five of prompt lookup
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_DRAFT)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)
@@ -55,10 +56,6 @@ class SpeculativeConfig(BaseModel):
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
         return self
-
-    def drafted(self, method: str) -> int:
-        """Tokens to draft a step: prompt lookup is free, and a model's late slots are seldom accepted."""
-        return self.num_speculative_tokens or (5 if method == "ngram" else 3)
 
 
 class Settings(BaseModel):
@@ -163,7 +160,7 @@ class Settings(BaseModel):
         None,
         "Speculative decoding",
         "how many drafted tokens are verified: off, fixed:K, or by confidence and load: lookahead, lagged, "
-        "algorithm1, threshold (default: all that are drafted)",
+        "algorithm1, threshold (default: lookahead with a draft model, else all that are drafted)",
         metavar="POLICY",
     )
 

@@ -43,7 +43,7 @@ from scheduler.policies import parse_policy
 from scheduler.policy import Fixed
 from scheduler.throughput import Throughput
 from server.profiles import throughput
-from server.settings import DEFAULT_MODEL, Settings, SpeculativeConfig
+from server.settings import DEFAULT_MODEL, LOOKUP_TOKENS, Settings, SpeculativeConfig
 
 Progress = Callable[[str], None]
 
@@ -124,7 +124,10 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         )
     limits = Limits(budget, settings.max_num_seqs)
     policy, worker = parse_policy(policy_name), Worker(executor, drafter)
-    gamma = int(getattr(drafter, "gamma", settings.speculative_config.drafted("ngram"))) if drafter else 0
+    gamma = 0
+    if drafter is not None:
+        lookup = settings.speculative_config.num_speculative_tokens or LOOKUP_TOKENS
+        gamma = int(getattr(drafter, "gamma", lookup))
     draft_folder = _draft_model(settings.speculative_config, folder) if gamma else None
     speculation = Speculation(policy, gamma, calibrations=_calibrations(draft_folder, gamma))
     loop = EngineLoop(pool, intake, speculation, limits, observer)
@@ -253,7 +256,7 @@ def _speculation(
     lookup = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     model = _draft_model(config, folder)
     if model is None:
-        return lookup, policy or f"fixed:{config.drafted('ngram')}"
+        return lookup, policy or f"fixed:{config.num_speculative_tokens or LOOKUP_TOKENS}"
     try:
         loaded = load_drafter(model, executor, folder, max_model_len, settings.quantization)
     except (OSError, ValueError) as error:
@@ -261,7 +264,9 @@ def _speculation(
     if config.method not in ("auto", "hybrid", loaded.name):
         raise BadSettings(f"--speculative-config: {model} holds a {loaded.name} model")
     drafter: Drafter = HybridDrafter(lookup, loaded) if config.method in ("auto", "hybrid") else loaded
-    return drafter, policy or f"fixed:{config.drafted(drafter.name)}"
+    if policy is None:  # as far as it pays, unless a number was asked for
+        policy = f"fixed:{config.num_speculative_tokens}" if config.num_speculative_tokens else "lookahead"
+    return drafter, policy
 
 
 def _calibrations(folder: Path | None, gamma: int) -> dict[Regime, Calibration]:

@@ -24,7 +24,7 @@ def test_defaults() -> None:
     assert settings.model_names == [DEFAULT_MODEL]
     assert (settings.host, settings.port, settings.max_num_seqs) == ("127.0.0.1", 8000, 32)
     assert settings.speculative_config.method == "auto"
-    assert [settings.speculative_config.drafted(method) for method in ("ngram", "hybrid")] == [5, 3]
+    assert settings.speculative_config.num_speculative_tokens is None
 
 
 def test_precedence(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_speculation(tmp_path: Path) -> None:
     ngram = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
     settings = from_flags("-sc", ngram)
     assert settings.speculative_config.prompt_lookup_max == 3
-    assert settings.speculative_config.drafted("ngram") == 4
+    assert settings.speculative_config.num_speculative_tokens == 4
     assert from_flags("-sc", ngram, "--verify-policy", "fixed:2").verify_policy == "fixed:2"
     assert from_flags("-sc", '{"method": "ngram"}', "--verify-policy", "fixed:9").verify_policy == "fixed:9"
     file = tmp_path / "config.yaml"
