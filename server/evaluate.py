@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         print("dspark eval: --png needs matplotlib: pip install 'dspark-server[plot]'", file=sys.stderr)
         return 1
     try:
-        fixed = options["verify_policy"] or "fixed:1"  # or the whole block, below
+        fixed = options.get("verify_policy") or "fixed:1"  # or the whole block, below
         settings = load({**options, "verify_policy": fixed, "max_num_batched_tokens": UNTRIMMED})
         files = _files(own["data"], own["benchmarks"])
         parts = build_parts(settings, NullObserver(), lambda line: print(line, file=sys.stderr))
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if parts.worker.drafter is None:
         print("dspark eval: there is no drafter to evaluate", file=sys.stderr)
         return 1
-    if options["verify_policy"] is None:
+    if options.get("verify_policy") is None:
         size = settings.speculative_config.num_speculative_tokens or parts.loop.speculation.gamma
         parts.loop.speculation.policy = Fixed(size)
     result = {"engine": parts.info, "max_tokens": own["max_tokens"], "rows": _evaluate(parts, files, own)}
