@@ -48,7 +48,7 @@ def histories(seed: int, count: int) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("rates", STEPS_A_SECOND)
-@pytest.mark.parametrize("policy", LEGAL, ids=lambda policy: f"{policy.name}-{id(policy) % 97}")
+@pytest.mark.parametrize("policy", LEGAL, ids=[f"{n}-{policy.name}" for n, policy in enumerate(LEGAL)])
 def test_every_policy_keeps_the_joint_law(policy, rates):
     for seed, vocab, count in CASES:
         for cap in (GAMMA * count, 1):
