@@ -26,7 +26,7 @@ def throughput(
 ) -> Throughput:
     """The profile that belongs to `identity` (whatever costs depend on), measured if there is none yet."""
     executor = worker.executor
-    known = {**identity, "gamma": gamma, "rows": most_rows, "sequences": most_sequences, "form": 1}
+    known = {**identity, "gamma": gamma, "rows": most_rows, "sequences": most_sequences, "form": 2}
     text = json.dumps(known, sort_keys=True, default=str)
     file = cache / "profiles" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
     try:
