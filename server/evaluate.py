@@ -38,6 +38,10 @@ def main(argv: Sequence[str]) -> int:
         return 1
     try:
         fixed = options.get("verify_policy") or "fixed:1"  # or the whole block, below
+        if not fixed.startswith("fixed:"):
+            raise ValueError(
+                f"blocks are verified in full, or fixed:K of them; --verify-policy {fixed} trims"
+            )
         settings = load({**options, "verify_policy": fixed, "max_num_batched_tokens": UNTRIMMED})
         files = _files(own["data"], own["benchmarks"])
         parts = build_parts(settings, NullObserver(), lambda line: print(line, file=sys.stderr))

@@ -52,6 +52,7 @@ def test_wrong_wishes_are_answered_in_a_line(data, capsys):
     for arguments, words in (
         (["--data", str(data), "--benchmarks", "three"], "no benchmark three"),
         (["--data", "/no/such"], "no eval_"),
+        (["--data", str(data), "--verify-policy", "lookahead"], "lookahead trims"),
         (["--data", str(data), "-sc", '{"method": "off"}'], "needs a drafter"),
     ):
         assert main([*arguments, "--num-pages", "100"]) == 1
