@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from drafters.lookup_record import LookupRecord
 from engine.batch import DraftBlock, Tokens, Verdict, VerificationBatch
 from engine.drafter import DraftRequest
 
@@ -29,19 +30,32 @@ class NgramDrafter:
         self.min_n = min_n
         self.max_n = max_n
         self.window = window
+        self._record = LookupRecord()
 
     def observe(
         self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]
     ) -> None:
-        """Nothing to remember: the text is all that counts."""
+        """Count how looked-up blocks fared. The proposals themselves depend on the text alone."""
+        for item, verdict in zip(batch.items, verdicts, strict=True):
+            if item.verify and item.draft is not None and item.draft.chances is not None:
+                self._record.observe(item.sequence, item.verify, verdict.accepted)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
-        return [self._look_up(request.tokens[-self.window :], request.slots) for request in requests]
+        return [self._block(request) for request in requests]
 
-    def _look_up(self, tokens: Tokens, slots: int) -> DraftBlock | None:
+    def _block(self, request: DraftRequest) -> DraftBlock | None:
+        match, tokens = self._look_up(request.tokens[-self.window :], request.looked_up)
+        if not tokens:
+            return None
+        greedy = request.state.params.greedy
+        chances = self._record.chances(request.sequence, match, len(tokens), greedy)
+        return DraftBlock(tokens, chances=chances)
+
+    def _look_up(self, tokens: Tokens, slots: int) -> tuple[int, tuple[int, ...]]:
+        """(length of the match, what followed it)"""
         # Ends of earlier occurrences of the last token; each longer tail only filters them.
         ends = (tokens[:-1] == tokens[-1]).nonzero()[0]
-        best = None
+        best, match = None, 0
         for n in range(1, min(self.max_n, len(tokens) - 1) + 1):
             if n > 1:
                 ends = ends[ends >= n - 1]
@@ -49,7 +63,7 @@ class NgramDrafter:
             if not len(ends):
                 break
             if n >= self.min_n:
-                best = int(ends[-1])
+                best, match = int(ends[-1]), n
         if best is None:
-            return None
-        return DraftBlock(tuple(tokens[best + 1 : best + 1 + slots].tolist()))
+            return 0, ()
+        return match, tuple(tokens[best + 1 : best + 1 + slots].tolist())

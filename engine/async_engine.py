@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from engine.batch import StepResult, VerificationBatch
 from engine.loop import Delta, EngineLoop
-from engine.outputs import EngineGauges, OutputDelta, Usage
+from engine.outputs import EngineGauges, OutputDelta, RequestStats, Usage
 from engine.request import ActiveRequest, Request
 from engine.tokenizer import Tokenizer
 from engine.worker import Worker
@@ -62,6 +62,11 @@ class RequestStream:
     def usage(self) -> Usage:
         """Grows while the request runs."""
         return self._active.usage
+
+    @property
+    def stats(self) -> RequestStats:
+        """The request's figures at this moment."""
+        return self._active.stats(self._engine._loop.clock())
 
     @property
     def finished(self) -> bool:
@@ -140,6 +145,10 @@ class AsyncEngine:
 
     def gauges(self) -> EngineGauges:
         return self._loop.gauges()
+
+    def scheduler_state(self) -> dict[str, Any]:
+        """What the scheduler knows, for operators."""
+        return self._loop.speculation.state()
 
     def step_age(self) -> float:
         """Seconds that the present worker call has been running; 0 if none is."""

@@ -26,12 +26,14 @@ class DraftBlock:
     the proposals are deterministic, i.e. q is one-hot. `d2t` [V'] maps a reduced draft vocabulary to target
     ids (None: the same vocabulary). `confidence` [k] are raw logits of the conditional acceptance chance,
     None when the drafter has no such head. `q` and `confidence` never depend on tokens at or after their row.
+    `chances` [k] of a block that was looked up are the drafter's own count of how often such are accepted.
     """
 
     tokens: tuple[int, ...]
     q: torch.Tensor | None = None
     d2t: torch.Tensor | None = None
     confidence: tuple[float, ...] | None = None
+    chances: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,7 +46,8 @@ class BatchItem:
     `history` [>= start + count - drafted] are its tokens up to and including the anchor, a view that nobody
     writes to. Rows are history[start:], then the first `verify` tokens of `draft`. `sample` is False for a
     prefill chunk that is not the prompt's last, which needs no logits. `budget` is how many tokens may still
-    be emitted; `round` never repeats within a sequence. `draft_slots`: how many tokens to draft afterwards.
+    be emitted; `round` never repeats within a sequence. `draft_slots`: how many tokens a model may draft
+    afterwards; `lookup_slots`: how many may be looked up instead.
     """
 
     sequence: int
@@ -59,6 +62,7 @@ class BatchItem:
     draft: DraftBlock | None = None
     verify: int = 0
     draft_slots: int = 0
+    lookup_slots: int = 0
 
     @property
     def anchor(self) -> int:
@@ -127,10 +131,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the worker hands back: verdicts and next drafts, parallel to the batch's items; seconds spent."""
+    """What the worker hands back: verdicts and next drafts, parallel to the batch's items; seconds spent.
+
+    `begun` is when it began, on `time.perf_counter`'s clock. `verify_time` went into deciding rows.
+    """
 
     verdicts: tuple[Verdict, ...]
     drafts: tuple[DraftBlock | None, ...]
+    begun: float
     forward_time: float
+    verify_time: float
     draft_time: float
-    step_time: float
+
+    @property
+    def worker_time(self) -> float:
+        return self.forward_time + self.verify_time + self.draft_time

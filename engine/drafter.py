@@ -16,10 +16,10 @@ from engine.sampling import SamplingState
 class DraftRequest:
     """One sequence that shall be drafted for.
 
-    `tokens` ends with the anchor, whose position is len(tokens) - 1. `slots` is how many tokens to propose
-    at most. `pages` hold the drafter's context K/V beside the target's. Draws use `state.stream` keyed by
-    (anchor, round, slot, Purpose.DRAFT), or coupled noise when the request is seeded; `state` must not be
-    advanced (fork it to run ahead).
+    `tokens` ends with the anchor, whose position is len(tokens) - 1. `slots` is how many tokens to propose at
+    most, `looked_up` if none of them is computed. `pages` hold the drafter's context K/V beside the target's.
+    Draws use `state.stream` keyed by (anchor, round, slot, Purpose.DRAFT), or coupled noise when the request
+    is seeded; `state` must not be advanced (fork it to run ahead).
     """
 
     sequence: int
@@ -28,10 +28,16 @@ class DraftRequest:
     round: int
     pages: Tokens
     state: SamplingState
+    lookup_slots: int = 0
 
     @property
     def anchor(self) -> int:
         return len(self.tokens) - 1
+
+    @property
+    def looked_up(self) -> int:
+        """How many tokens to propose that are not computed."""
+        return max(self.slots, self.lookup_slots)
 
 
 class Drafter(Protocol):

@@ -25,15 +25,14 @@ from engine.outputs import (
     EngineObserver,
     FinishReason,
     OutputDelta,
-    RequestStats,
 )
 from engine.page_table import PageTable
 from engine.pages import PagePool
 from engine.params import ParamError
 from engine.request import ActiveRequest, Request
 from engine.sequence import Sequence, Status
-from engine.speculation import Speculation
-from engine.step_stats import step_stats
+from engine.speculation import Slots, Speculation
+from engine.step_stats import Latch, step_stats
 from scheduler.admission import Limits, Running, StepPlan, Waiting, plan_step
 
 Delta = tuple[ActiveRequest, OutputDelta]
@@ -66,7 +65,7 @@ class EngineLoop:
         self.waiting: list[Sequence] = []  # in order of arrival
         self._owner: dict[int, ActiveRequest] = {}
         self._in_flight: VerificationBatch | None = None
-        self._begun = 0.0
+        self._latched: Latch | None = None
         self._aborted: list[Delta] = []
 
     # ---- requests come and go
@@ -107,6 +106,8 @@ class EngineLoop:
             pages_free=pool.free_count,
             pages_cached=pool.cached_count,
             pages_total=pool.num_pages,
+            calibration_errors=self.speculation.survival.errors(),
+            collapsed=self.speculation.plan.collapsed,
         )
 
     # ---- before the worker: plan, select, latch
@@ -114,7 +115,7 @@ class EngineLoop:
     def begin(self) -> VerificationBatch | None:
         """Latch the next step; None if nothing can run now."""
         assert self._in_flight is None, "a step is in flight"
-        self._begun = time.perf_counter()
+        begun = time.perf_counter()
         plan = self._plan()
         members = [sequence for sequence in self.running if sequence.key in plan.rows]
         if not members:
@@ -124,18 +125,24 @@ class EngineLoop:
         lengths = self.speculation.lengths(members, sum(plan.rows.values()), plan.spare_rows, load)
         wanted = self._draft_slots(members, plan)
         spare = plan.spare_pages - len(self.running)  # a page each, for the anchors of the next step
-        items = []
+        items, short = [], False
         for sequence, verify, slots in zip(members, lengths, wanted, strict=True):
             rows = plan.rows[sequence.key]
             if slots:  # reserve for the anchor and the whole block, before anything is drafted
-                reserve = self.table.missing(sequence, rows + verify + 1 + slots)
-                if reserve > spare:
-                    slots = 0
+                taken = self.table.reserve(sequence, rows + verify + 1 + slots.most, spare)
+                if taken is None:
+                    slots, short = Slots(), True
                 else:
-                    self.table.grow(sequence, rows + verify + 1 + slots)
-                    spare -= reserve
+                    spare -= taken
             items.append(self._latch(sequence, rows, verify, slots))
         self._in_flight = VerificationBatch(tuple(items))
+        self._latched = Latch(
+            begun,
+            time.perf_counter() - begun,
+            plan.spare_rows,
+            tuple(len(sequence.draft or ()) for sequence in members),
+            self.speculation.undrafted(self._in_flight, short),
+        )
         return self._in_flight
 
     def _plan(self) -> StepPlan:
@@ -178,15 +185,15 @@ class EngineLoop:
             pending, pages = self.table.probe(sequence)
             yield Waiting(sequence.key, pending, pages, now - owner.arrived)
 
-    def _draft_slots(self, members: list[Sequence], plan: StepPlan) -> list[int]:
+    def _draft_slots(self, members: list[Sequence], plan: StepPlan) -> list[Slots]:
         """How many tokens to draft for each after this step; fixed before anything is drafted."""
         sampling = [sequence for sequence in members if plan.rows[sequence.key] == sequence.pending]
         caps = [self._owner[sequence.key].request.speculative_tokens for sequence in sampling]
         slots = self.speculation.slots(sampling, caps)
         by_key = {sequence.key: count for sequence, count in zip(sampling, slots, strict=True)}
-        return [by_key.get(sequence.key, 0) for sequence in members]
+        return [by_key.get(sequence.key, Slots()) for sequence in members]
 
-    def _latch(self, sequence: Sequence, rows: int, verify: int, slots: int) -> BatchItem:
+    def _latch(self, sequence: Sequence, rows: int, verify: int, slots: Slots) -> BatchItem:
         return BatchItem(
             sequence=sequence.key,
             history=sequence.tokens,
@@ -199,7 +206,8 @@ class EngineLoop:
             round=sequence.round,
             draft=sequence.draft if verify else None,
             verify=verify,
-            draft_slots=slots,
+            draft_slots=slots.model,
+            lookup_slots=slots.lookup,
         )
 
     # ---- seats
@@ -229,10 +237,13 @@ class EngineLoop:
     def commit(self, batch: VerificationBatch, result: StepResult) -> list[Delta]:
         """Take over what the worker decided. Returns the new pieces of output, to be streamed later."""
         assert batch is self._in_flight
+        assert self._latched is not None
         self._in_flight = None
         deltas: list[Delta] = []
         sequences = [self._sequence(item.sequence) for item in batch.items]
-        self.speculation.observe(batch, result, sequences)
+        begun = self._latched.begun
+        overhead = time.perf_counter() - begun - result.worker_time
+        forecast = self.speculation.observe(batch, result, sequences, overhead)
         for sequence, item, verdict, draft in zip(
             sequences, batch.items, result.verdicts, result.drafts, strict=True
         ):
@@ -244,7 +255,7 @@ class EngineLoop:
                 deltas.append(self._commit_tokens(sequence, item, verdict, draft))
             if sequence.status is Status.RUNNING:
                 self.table.publish(sequence)
-        stats = step_stats(batch, result, time.perf_counter() - self._begun)
+        stats = step_stats(batch, result, self._latched, forecast, time.perf_counter() - begun)
         self.observer.step(stats, self.gauges())
         return deltas + self.drain_aborted()
 
@@ -272,10 +283,9 @@ class EngineLoop:
         sequence.draft = draft
         emission = emit(sequence, verdict, self.intake.eos_ids)
         sequence.extend(emission.tokens)
-        owner.usage.draft_tokens += item.verify
-        owner.usage.accepted_tokens += min(verdict.accepted, len(emission.tokens))
-        owner.usage.completion_tokens += len(emission.tokens)
-        self._time_emission(owner, sequence, len(emission.tokens))
+        tokens = len(emission.tokens)
+        owner.count(item.verify, min(verdict.accepted, tokens), tokens)
+        self._time_emission(owner, sequence, tokens)
         if emission.finish is not None:
             error = "the model returned values that are not finite" if emission.finish == "error" else None
             return self._end(sequence, emission.finish, emission, error)
@@ -290,7 +300,7 @@ class EngineLoop:
             self.observer.first_token(now - owner.arrived)
         elif sequence.last_emission is not None:
             self.observer.inter_token(now - sequence.last_emission, count)
-        sequence.last_emission = now
+        sequence.last_emission = owner.last_token = now
 
     def _end(
         self,
@@ -314,17 +324,7 @@ class EngineLoop:
         sequence.finish_reason = finish
         if owner.finished:
             del self.requests[owner.request.request_id]
-            now = self.clock()
-            self.observer.finished(
-                RequestStats(
-                    finish,
-                    (owner.admitted if owner.admitted is not None else now) - owner.arrived,
-                    None if owner.first_token is None else owner.first_token - owner.arrived,
-                    now - owner.arrived,
-                    owner.usage,
-                    owner.preemptions,
-                )
-            )
+            self.observer.finished(owner.stats(self.clock(), finish))
         if emission is None:
             return owner, OutputDelta(sequence.choice, "", (), (), finish, None, error)
         return owner, OutputDelta(

@@ -52,22 +52,46 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One finished request; times in seconds. `ttft` is None if it ended before its first token."""
+    """One request, as far as it has come; times in seconds from its arrival.
 
-    finish_reason: FinishReason
+    `ttft` is None before its first token, `e2e` lasts until its last one. `verified` and `accepted` drafts
+    have an entry for each round that verified any.
+    """
+
+    finish_reason: FinishReason | None
     queue_time: float
     ttft: float | None
     e2e: float
     usage: Usage
     preemptions: int
+    verified: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+#: why nothing was drafted in a step in which sequences sampled
+Undrafted = Literal["off", "request", "does_not_pay", "collapsed", "kv_pressure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What was expected of a step when it was latched: tokens, seconds (0: nobody knows).
+
+    `accepted` drafts of each of its sequences.
+    """
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    accepted: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One engine step; times in seconds.
+    """One engine step; times in seconds, `begun` and `worker_begun` on `time.perf_counter`'s clock.
 
     `verified` has one entry a decoding sequence: drafted tokens that were verified (0: plain decode).
-    `accepted` is parallel to it: drafts accepted, bonus not counted. `emitted` counts tokens.
+    `waiting`, `accepted` and `expected` are parallel to it: drafts that waited to be verified, that were
+    accepted, bonus not counted, and that were expected to be. `slots`: tokens that a model was to draft, an
+    entry a sampling sequence. `capacity`: rows that drafts could have had. `emitted` counts tokens.
     """
 
     step_time: float
@@ -80,11 +104,25 @@ class StepStats:
     verified: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     corrupted: int = 0
+    waiting: tuple[int, ...] = ()
+    expected: tuple[float, ...] = ()
+    slots: tuple[int, ...] = ()
+    capacity: int = 0
+    undrafted: Undrafted | None = None
+    forecast_tokens: float = 0.0
+    forecast_time: float = 0.0
+    begun: float = 0.0
+    latch_time: float = 0.0
+    worker_begun: float = 0.0
+    verify_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """The engine at one moment. `kv_usage` is the share of pages that live sequences hold."""
+    """The engine at one moment. `kv_usage` is the share of pages that live sequences hold.
+
+    `calibration_errors`: (regime, expected calibration error of conditional acceptance), where known.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -93,6 +131,8 @@ class EngineGauges:
     pages_free: int = 0
     pages_cached: int = 0
     pages_total: int = 0
+    calibration_errors: tuple[tuple[str, float], ...] = ()
+    collapsed: bool = False
 
 
 class EngineObserver(Protocol):

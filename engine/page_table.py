@@ -30,6 +30,14 @@ class PageTable:
         """Add what `missing` says. Raises OutOfPages."""
         sequence.pages += self.pool.allocate(self.missing(sequence, rows))
 
+    def reserve(self, sequence: Sequence, rows: int, spare: int) -> int | None:
+        """Grow by what `missing` says, and return that; None, and nothing done, if it exceeds `spare`."""
+        wanted = self.missing(sequence, rows)
+        if wanted > spare:
+            return None
+        sequence.pages += self.pool.allocate(wanted)
+        return wanted
+
     def shed(self, sequence: Sequence) -> None:
         """Give up reserved pages and the draft they are for.
 

@@ -14,9 +14,9 @@ from engine.worker import Worker
 from scheduler.throughput import Curve, Throughput
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
+_SEQUENCES = (2, 4, 8, 16, 32, 64, 128)
 _REPEATS = 3
-_DRAFT_SLOTS = 3  # of the drafts that are timed: where it matters, whole blocks are not drafted
+_DRAFT_SLOTS = 3  # of the drafts that are timed for many: where it matters, whole blocks are not drafted
 
 Progress = Callable[[str], None]
 
@@ -24,34 +24,51 @@ Progress = Callable[[str], None]
 class Profiler:
     """`context` tokens lie before each dummy sequence's rows; its pages are the pool's own, before their use.
 
-    `gamma` is how many tokens the drafter drafts (0: there is none).
+    `gamma` is how many tokens a model drafts (0: there is none), `block` how many a block may have.
     """
 
     def __init__(
-        self, worker: Worker, vocab: int, num_pages: int, page_size: int, gamma: int, context: int = 256
+        self,
+        worker: Worker,
+        vocab: int,
+        num_pages: int,
+        page_size: int,
+        gamma: int,
+        block: int,
+        context: int = 256,
     ) -> None:
-        self.worker, self.vocab, self.gamma = worker, vocab, gamma
-        self.pages_each = -(-(context + 2 * gamma + 8) // page_size)
+        self.worker, self.vocab, self.gamma, self.block = worker, vocab, gamma, block
+        self.pages_each = -(-(context + 2 * block + 8) // page_size)
         if self.pages_each > num_pages:  # a tiny pool: as much context as there is room for
             self.pages_each = num_pages
-        self.context = max(1, self.pages_each * page_size - 2 * gamma - 8)
+        self.context = max(1, self.pages_each * page_size - 2 * block - 8)
         self.num_pages = num_pages
         self._history = np.arange(self.context + 1, dtype=np.int32) % vocab
 
     def run(self, most_rows: int, most_sequences: int, progress: Progress = lambda line: None) -> Throughput:
-        """Verification over rows up to `most_rows`, drafting over sequences up to `most_sequences`."""
+        """Verification over rows up to `most_rows`, drafting for up to `most_sequences`."""
         rows = [*(size for size in _ROWS if size < most_rows), most_rows]
         self._time(rows[-1], 0)  # first touches: memory, threads, caches
         verify = [(size, self._time(size, 0)[0]) for size in rows]
         progress(f"profile: 1 row {1e3 * verify[0][1]:.1f} ms, {rows[-1]} rows {1e3 * verify[-1][1]:.1f} ms")
         draft = [(1, 0.0)]
         if self.gamma:
-            counts = [*(size for size in _SEQUENCES if size < most_sequences), most_sequences]
-            slots = min(self.gamma, _DRAFT_SLOTS)
-            draft = [(size, self._time(size, slots)[1]) for size in counts]
-            progress(f"profile: a draft of {slots} tokens takes {1e3 * draft[0][1]:.1f} ms")
+            drafts = self._drafts(most_sequences)
+            draft = [(size, self._time(*drafts[size])[1]) for size in sorted(drafts)]
+            progress(
+                f"profile: drafting {draft[0][0]} token {1e3 * draft[0][1]:.1f} ms, "
+                f"{draft[-1][0]} tokens {1e3 * draft[-1][1]:.1f} ms"
+            )
         per_context = self._context_cost(verify[0][1])
         return Throughput(Curve(verify), Curve(draft), per_context, float(self.context))
+
+    def _drafts(self, most_sequences: int) -> dict[int, tuple[int, int]]:
+        """(sequences, tokens each) of the drafts that are timed, by tokens in all."""
+        slots = min(self.gamma, _DRAFT_SLOTS)
+        several = [*(count for count in _SEQUENCES if count < most_sequences), most_sequences]
+        sizes = [(count, slots) for count in several] + [(most_sequences, self.gamma)]
+        sizes += [(1, each) for each in (1, 2, 3, self.gamma) if each <= self.gamma]
+        return {count * each: (count, each) for count, each in sizes}
 
     def _context_cost(self, one_row: float) -> float:
         """Seconds for each further token that attention reads."""
@@ -66,9 +83,9 @@ class Profiler:
         return median(r.forward_time for r in results), median(r.draft_time for r in results)
 
     def _batch(self, rows: int, slots: int, context: int | None) -> VerificationBatch:
-        """Sequences of up to 1 + gamma rows each, or of one row each where drafting is timed."""
+        """Sequences of up to 1 + block rows each, or of one row each where drafting is timed."""
         start = self.context if context is None else context
-        each = 1 if slots else 1 + self.gamma
+        each = 1 if slots else 1 + self.block
         items = []
         for number, first in enumerate(range(0, rows, each)):
             verify = min(each, rows - first) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.outputs import Usage
+from engine.outputs import FinishReason, RequestStats, Usage
 from engine.params import SamplingParams
 from engine.sequence import Sequence
 
@@ -34,8 +34,34 @@ class ActiveRequest:
     sequences: list[Sequence] = field(default_factory=list)
     admitted: float | None = None
     first_token: float | None = None
+    last_token: float | None = None
     preemptions: int = 0
+    verified: list[int] = field(default_factory=list)  # drafts, one entry a round that verified any
+    accepted: list[int] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def count(self, verified: int, accepted: int, tokens: int) -> None:
+        """A round of one of its sequences is over, which emitted so many tokens."""
+        usage = self.usage
+        usage.completion_tokens += tokens
+        if verified:
+            usage.draft_tokens += verified
+            usage.accepted_tokens += accepted
+            self.verified.append(verified)
+            self.accepted.append(accepted)
+
+    def stats(self, now: float, finish: FinishReason | None = None) -> RequestStats:
+        """Its figures at this moment."""
+        return RequestStats(
+            finish,
+            (self.admitted if self.admitted is not None else now) - self.arrived,
+            None if self.first_token is None else self.first_token - self.arrived,
+            (now if self.last_token is None else self.last_token) - self.arrived,
+            self.usage,
+            self.preemptions,
+            tuple(self.verified),
+            tuple(self.accepted),
+        )

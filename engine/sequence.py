@@ -11,6 +11,7 @@ from engine.outputs import FinishReason
 from engine.pages import PageKey
 from engine.sampling import SamplingState
 from engine.text import TextStream
+from scheduler.ranking import Floats
 
 
 class Status(Enum):
@@ -46,8 +47,8 @@ class Sequence:
         self.page_keys: list[PageKey] = []  # of full pages of committed tokens; survives preemption
         self.published = 0  # pages, from the first on, that were offered to the prefix cache
         self.draft: DraftBlock | None = None
-        self.survivals: tuple[float, ...] = ()  # expected of the last block that was verified
-        self.drafted_round = 0  # in which it was
+        self.survivals: Floats | None = None  # [gamma] expected of the last block that a model drafted
+        self.drafted_round = 0  # in which that was verified
         self.round = 0
         self.last_emission: float | None = None
         self._tokens: Tokens = np.array(prompt, dtype=np.int32)

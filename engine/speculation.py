@@ -1,45 +1,48 @@
-"""What the verification policy is told, and the draft plan: how far blocks are verified, how much is drafted.
+"""What the loop asks about speculation: how far blocks are verified, how much is drafted, what was foreseen.
 
-Drafting is a decision too. Lagged survivals and the measured cost of a draft say whether the next step would
-be faster with drafts than without, and for whom: slots that would not be verified are not drafted. What has
-not been drafted for is probed now and then, so that a change is noticed.
+Puts together the policy, the throughput model, how likely drafts are to be accepted (`engine.survival`) and
+the draft plan (`engine.draft_plan`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from operator import mul
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from engine.batch import StepResult, VerificationBatch
-from engine.params import SamplingParams
+from engine.draft_plan import DraftPlan
+from engine.outputs import Forecast, Undrafted
 from engine.sequence import Sequence as Text
-from scheduler.calibration import Acceptance, Calibration, Regime
-from scheduler.lookahead import best_count
-from scheduler.policy import Choice, Drafted, VerifyPolicy
-from scheduler.ranking import gains, rank
+from engine.survival import REGIMES, Blocks, Survival, regime
+from scheduler.calibration import Calibration, Regime
+from scheduler.policy import Choice, VerifyPolicy
+from scheduler.ranking import survivals
 from scheduler.throughput import Throughput
 
-_PROBE = 16  # rounds after which a sequence that is not drafted for is drafted for all the same
-_PROBE_SLOTS = 2
-_MOST = 64  # positions that any policy verifies
-_MEAN_WEIGHT = 0.02  # of a round in the running mean that stands in for a new sequence's history
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Tokens to draft for a sequence: by a model at most `model`, looked up at most `lookup`."""
 
-def regime(params: SamplingParams) -> Regime:
-    """How a request's drafts are accepted."""
-    if params.greedy:
-        return "greedy"
-    return "coupled" if params.seed is not None else "rejection"
+    model: int = 0
+    lookup: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.model or self.lookup)
+
+    @property
+    def most(self) -> int:
+        return max(self.model, self.lookup)
 
 
 class Speculation:
     """Owns the policy and its memory; called by the loop only.
 
-    `gamma` is the most that the drafter drafts. Policies that weigh time need `throughput`.
+    `gamma` is the most that a draft model drafts, `lookup` what may be proposed besides at no cost worth
+    counting. Policies that weigh time need `throughput`.
     """
 
     def __init__(
@@ -48,113 +51,138 @@ class Speculation:
         gamma: int = 0,
         throughput: Throughput | None = None,
         calibrations: Mapping[Regime, Calibration] | None = None,
+        lookup: int = 0,
+        online_calibration: bool = False,
     ) -> None:
-        self.policy, self.gamma, self.throughput = policy, gamma, throughput
-        self._calibrations = dict(calibrations or {})
-        self._acceptance = {name: Acceptance(_MOST) for name in ("greedy", "rejection", "coupled")}
-        self._mean = np.full(_MOST, 0.5).cumprod()
-        self._draft_time = (0, 0.0)  # sequences and seconds of the last draft
+        self.policy, self.gamma, self.lookup, self.throughput = policy, gamma, lookup, throughput
+        self.survival = Survival(gamma, calibrations or {}, online_calibration)
+        self.plan = DraftPlan(gamma)
+        self._blocks: Blocks | None = None  # of the step that is being latched
+        self._capped = False  # whether nobody in it may be drafted for
+        self._late: tuple[int, float, float] | None = None  # tokens and seconds of the last draft, overhead
 
     # ---- how far is verified
 
     def lengths(self, members: Sequence[Text], rows: int, spare_rows: int, load: float) -> list[int]:
         """Verify lengths of these sequences' blocks, in a step that has `rows` rows without any."""
-        blocks = [self._drafted(text) for text in members]
-        cap = min(spare_rows, sum(block.length for block in blocks))
+        blocks = self._blocks = self.survival.blocks(members)
+        drafted = int(blocks.length.sum())
+        cap = min(spare_rows, drafted)
         if not cap:
             return [0] * len(members)
-        choice = Choice(blocks, sum(text.pending == 1 for text in members), cap, load=load)
+        sequences = sum(text.pending == 1 for text in members)
+        seconds = np.zeros(0)
         if self.throughput is not None:
-            drafting = sum(bool(block.length) for block in blocks)
-            seconds = self.throughput.seconds(rows, cap, sum(text.length for text in members), drafting)
-            choice = Choice(blocks, choice.sequences, cap, seconds, load)
-        return self.policy.select(choice)
-
-    def _drafted(self, text: Text) -> Drafted:
-        """A sequence's block as a policy may see it. One that prefills has none to verify."""
-        block = text.draft
-        if block is None or text.pending != 1:
-            return Drafted(0)
-        lagged = text.survivals or tuple(self._mean[: len(block)].tolist())
-        guarded = block.q is not None and regime(text.state.params) == "rejection"
-        return Drafted(len(block), self.chances(text), lagged, guarded)
-
-    def chances(self, text: Text) -> tuple[float, ...]:
-        """That each of a sequence's drafts is accepted if those before it are."""
-        block, name = text.draft, regime(text.state.params)
-        assert block is not None
-        if block.confidence is None:
-            return self._acceptance[name].chances(len(block))
-        table = self._calibrations.get(name)
-        heats = table.temperatures if table is not None else ()
-        heats = (*heats, *[1.0] * (len(block) - len(heats)))
-        return tuple(_sigmoid(logit / heat) for logit, heat in zip(block.confidence, heats, strict=False))
+            # The next draft is as good as decided; what has been drafted is a fair guess at its size.
+            paid = int(blocks.length[blocks.modelled].sum())
+            seconds = self.throughput.seconds(rows, cap, sum(text.length for text in members), paid)
+        return self.policy.select(
+            Choice(
+                blocks.length,
+                blocks.chances,
+                self.survival.lagged(members, blocks),
+                blocks.guarded,
+                sequences,
+                cap,
+                seconds,
+                load,
+            )
+        )
 
     # ---- how much is drafted
 
-    def slots(self, members: Sequence[Text], caps: Sequence[int | None]) -> list[int]:
-        """Tokens to draft after this step for each sequence that will sample in it, at most its cap."""
+    def slots(self, members: Sequence[Text], caps: Sequence[int | None]) -> list[Slots]:
+        """For each sequence that will sample in this step, at most its cap."""
         most = self.policy.slots()
-        if most is None and self.throughput is not None:
-            wanted = self._worthwhile(members)
-        elif most is None:
-            wanted = [self.gamma] * len(members)
+        self._capped = all(cap == 0 for cap in caps)
+        if not members or most == 0:
+            return [Slots()] * len(members)
+        if most is not None:
+            each = [most if cap is None else min(most, cap) for cap in caps]
+            return [Slots(size, size) for size in each]
+        limits = [self.gamma if cap is None else min(self.gamma, cap) for cap in caps]
+        free = [self.lookup if cap is None else min(self.lookup, cap) for cap in caps]
+        if self.throughput is None:
+            wanted = limits
+        elif not self.gamma:
+            wanted = [0] * len(members)
         else:
-            wanted = [most] * len(members)
-        return [slots if cap is None else min(slots, cap) for slots, cap in zip(wanted, caps, strict=True)]
+            expected = self.survival.expected(members)
+            wanted = self.plan.slots(members, expected, self.throughput, limits)
+        return [Slots(*each) for each in zip(wanted, free, strict=True)]
 
-    def _worthwhile(self, members: Sequence[Text]) -> list[int]:
-        """By lagged survivals: as many as the best batch would verify, and one more to see if that grows."""
-        assert self.throughput is not None
-        count = len(members)
-        if not count:
-            return []
-        mean = tuple(self._mean[: self.gamma].tolist())
-        # The block that waits now is history by the time the next one is verified.
-        chances = [_conditional(text.survivals or mean) for text in members]
-        ranking = rank(chances)
-        context = float(sum(text.length for text in members))
-        plain = count / float(self.throughput.seconds(count, 0, context, 0)[0])
-        seconds = self.throughput.seconds(count, len(ranking), context, count)
-        best = best_count(ranking.survival, float(count), seconds)
-        rate = float(gains(float(count), ranking.survival)[best] / seconds[best])
-        lengths = ranking.lengths(best, count) if rate > plain else [0] * count
-        out = []
-        for text, length in zip(members, lengths, strict=True):
-            if length:
-                out.append(min(length + 1, self.gamma))
-            else:
-                probe = text.round - text.drafted_round >= _PROBE
-                out.append(min(_PROBE_SLOTS, self.gamma) if probe else 0)
-        return out
+    def undrafted(self, batch: VerificationBatch, short: bool) -> Undrafted | None:
+        """Why no model drafts after this step; `short`: some had to go without for want of pages."""
+        sampling = [item for item in batch.items if item.sample]
+        if not sampling or any(item.draft_slots for item in sampling) or not (self.gamma or self.lookup):
+            return None
+        if self.policy.slots() == 0:
+            return "off"
+        if short:
+            return "kv_pressure"
+        if self._capped:
+            return "request"
+        return "collapsed" if self.plan.collapsed else "does_not_pay"
+
+    def state(self) -> dict[str, Any]:
+        """What it knows, for operators."""
+        return {
+            "policy": self.policy.name,
+            "gamma": self.gamma,
+            "collapsed": self.plan.collapsed,
+            "expected_survival": {name: self.survival.mean(name).tolist() for name in REGIMES},
+            "calibration_error": dict(self.survival.errors()),
+            "throughput": None if self.throughput is None else self.throughput.to_dict(),
+        }
 
     # ---- what came of it
 
-    def observe(self, batch: VerificationBatch, result: StepResult, texts: Sequence[Text]) -> None:
-        """A step is over: `texts` are its items' sequences, each still with the block that was verified."""
-        for item, verdict, text in zip(batch.items, result.verdicts, texts, strict=True):
-            if text.draft is not None and text.pending == 1:
-                text.survivals = tuple(accumulate(self.chances(text), mul))
-                text.drafted_round = text.round
-                size = len(text.survivals)
-                self._mean[:size] += _MEAN_WEIGHT * (np.array(text.survivals) - self._mean[:size])
-            if item.verify:
-                self._acceptance[regime(item.state.params)].observe(item.verify, verdict.accepted)
+    def observe(
+        self, batch: VerificationBatch, result: StepResult, texts: Sequence[Text], overhead: float
+    ) -> Forecast:
+        """A step is over; says what was expected of it.
+
+        `texts` are its items' sequences, each still with the block that was verified; `overhead` the seconds
+        that the step took beside the worker.
+        """
+        blocks = self._blocks
+        assert blocks is not None
+        verified = np.array([item.verify for item in batch.items], dtype=np.int64)
+        accepted = np.array([verdict.accepted for verdict in result.verdicts], dtype=np.int64)
+        forecast = self._forecast(batch, blocks, verified)
+        self.survival.observe(blocks, texts, verified, accepted)
         if self.throughput is not None:
-            context = float(sum(item.start + item.count for item in batch.items))
-            # How long the waiting blocks took may tell what is in them: it counts once they are decided.
-            self.throughput.observe(batch.rows, context, result.forward_time, *self._draft_time)
-            self._draft_time = (sum(draft is not None for draft in result.drafts), result.draft_time)
+            self._refresh(batch, result, overhead)
+            if self.policy.slots() is None and self.gamma:
+                names = {regime(text.state.params) for text in texts}
+                self.plan.watch({name: self.survival.mean(name) for name in names}, self.throughput)
+        return forecast
+
+    def _forecast(self, batch: VerificationBatch, blocks: Blocks, verified: np.ndarray) -> Forecast:
+        """As it was foreseen when the step was latched: nothing has been learnt from it yet."""
+        alive = survivals(blocks.chances)
+        alive[np.arange(alive.shape[1]) >= verified[:, None]] = 0.0
+        expected = alive.sum(axis=1)
+        tokens = sum(item.sample for item in batch.items) + float(expected.sum())
+        seconds = 0.0
+        if self.throughput is not None:
+            slots = sum(item.draft_slots for item in batch.items)
+            seconds = float(self.throughput.seconds(batch.rows, 0, _context(batch), slots)[0])
+            seconds += self.throughput.per_token * tokens
+        return Forecast(tokens, seconds, tuple(expected.tolist()))
+
+    def _refresh(self, batch: VerificationBatch, result: StepResult, overhead: float) -> None:
+        assert self.throughput is not None
+        emitted = sum(len(verdict.tokens) for verdict in result.verdicts)
+        if any(item.count - item.verify > 1 for item in batch.items):
+            emitted = 0  # what a prefill's rows take besides must not count as a token's
+        self.throughput.observe(batch.rows, _context(batch), result.forward_time, emitted, result.verify_time)
+        # How long the waiting blocks took may tell what is in them: it counts once they are decided.
+        if self._late is not None:
+            self.throughput.observe_draft(*self._late)
+        drafted = sum(len(draft) for draft in result.drafts if draft is not None and draft.chances is None)
+        self._late = drafted, result.draft_time, overhead
 
 
-def _sigmoid(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(-x)) if x > -700.0 else 0.0
-
-
-def _conditional(survivals: tuple[float, ...]) -> list[float]:
-    """Chances whose running products are these survivals."""
-    before, out = 1.0, []
-    for alive in survivals:
-        out.append(alive / before if before > 0.0 else 0.0)
-        before = alive
-    return out
+def _context(batch: VerificationBatch) -> float:
+    return float(sum(item.start + item.count for item in batch.items))

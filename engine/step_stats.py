@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.batch import StepResult, VerificationBatch
-from engine.outputs import StepStats
+from engine.outputs import Forecast, StepStats, Undrafted
 
 
-def step_stats(batch: VerificationBatch, result: StepResult, seconds: float) -> StepStats:
+@dataclass(frozen=True, slots=True)
+class Latch:
+    """What is known of a step once it is latched.
+
+    `begun` on `time.perf_counter`'s clock and the seconds that latching took; rows that drafts could have;
+    drafts that waited, an entry an item; why nothing is drafted.
+    """
+
+    begun: float
+    seconds: float
+    capacity: int
+    waiting: tuple[int, ...]
+    undrafted: Undrafted | None
+
+
+def step_stats(
+    batch: VerificationBatch, result: StepResult, latch: Latch, forecast: Forecast, seconds: float
+) -> StepStats:
     """`seconds` are the whole step's, from before the plan until after the commit."""
     decoding = [
-        (item.verify, verdict.accepted)
-        for item, verdict in zip(batch.items, result.verdicts, strict=True)
+        (item.verify, verdict.accepted, waiting, expected)
+        for item, verdict, waiting, expected in zip(
+            batch.items, result.verdicts, latch.waiting, forecast.accepted, strict=True
+        )
         if item.sample and item.count - item.verify == 1
     ]
+    verified, accepted, waited, expected = zip(*decoding, strict=True) if decoding else ((), (), (), ())
     return StepStats(
         step_time=seconds,
         forward_time=result.forward_time,
@@ -21,7 +43,18 @@ def step_stats(batch: VerificationBatch, result: StepResult, seconds: float) -> 
         prefill_rows=sum(item.count for item in batch.items if item.count - item.verify > 1),
         sequences=len(batch.items),
         emitted=sum(len(verdict.tokens) for verdict in result.verdicts),
-        verified=tuple(verify for verify, _ in decoding),
-        accepted=tuple(accepted for _, accepted in decoding),
+        verified=verified,
+        accepted=accepted,
         corrupted=sum(verdict.finish == "error" for verdict in result.verdicts),
+        waiting=waited,
+        expected=expected,
+        slots=tuple(item.draft_slots for item in batch.items if item.sample),
+        capacity=latch.capacity,
+        undrafted=latch.undrafted,
+        forecast_tokens=forecast.tokens,
+        forecast_time=forecast.seconds,
+        begun=latch.begun,
+        latch_time=latch.seconds,
+        worker_begun=result.begun,
+        verify_time=result.verify_time,
     )

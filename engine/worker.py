@@ -29,13 +29,16 @@ class Worker:
         output = self.executor.forward(batch, drafter.feature_layers if drafter else ())
         forwarded = time.perf_counter()
         verdicts = verify(batch.items, output.logits)
+        if drafter is not None:
+            drafter.observe(batch, output.features, verdicts)
         verified = time.perf_counter()
         drafts: Sequence[DraftBlock | None] = [None] * len(batch.items)
         if drafter is not None:
-            drafter.observe(batch, output.features, verdicts)
             drafts = self._draft(drafter, batch, verdicts)
         done = time.perf_counter()
-        return StepResult(tuple(verdicts), tuple(drafts), forwarded - begun, done - verified, done - begun)
+        return StepResult(
+            tuple(verdicts), tuple(drafts), begun, forwarded - begun, verified - forwarded, done - verified
+        )
 
     @staticmethod
     def _draft(
@@ -47,14 +50,15 @@ class Worker:
         requests: list[DraftRequest] = []
         for index, (item, verdict) in enumerate(zip(batch.items, verdicts, strict=True)):
             # The next step emits one token more than it verifies.
-            slots = min(item.draft_slots, item.budget - len(verdict.tokens) - 1)
-            if slots < 1 or verdict.finish is not None or not item.sample:
+            room = item.budget - len(verdict.tokens) - 1
+            slots, lookup = min(item.draft_slots, room), min(item.lookup_slots, room)
+            if max(slots, lookup) < 1 or verdict.finish is not None or not item.sample:
                 continue
             known = item.history[: item.start + item.count - item.verify]
             tokens = np.concatenate((known, np.asarray(verdict.tokens, dtype=np.int32)))
             wanted.append(index)
             requests.append(
-                DraftRequest(item.sequence, tokens, slots, item.round + 1, item.pages, item.state)
+                DraftRequest(item.sequence, tokens, slots, item.round + 1, item.pages, item.state, lookup)
             )
         if requests:
             for index, block in zip(wanted, drafter.draft(requests), strict=True):

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from scheduler.lookahead import best_count, filled, look_ahead
 from scheduler.policy import Choice
-from scheduler.ranking import Floats, Ranking, gains, rank
+from scheduler.ranking import Ranking, gains, rank, survivals
 
 
 class _Adaptive:
@@ -29,16 +28,15 @@ class LookAhead(_Adaptive):
     name = "lookahead"
 
     def select(self, choice: Choice) -> list[int]:
-        ranking, guarded = _ranked(choice)
-        seconds, start, count = choice.seconds, float(choice.sequences), len(choice.blocks)
-        free = ranking.only(~guarded)  # known completely
+        ranking, guarded, seconds = _ranked(choice), choice.guarded, choice.seconds
+        start, count = float(choice.sequences), len(choice.length)
         if not guarded.any():
-            return ranking.lengths(best_count(free.survival[: choice.row_cap], start, seconds), count)
+            return ranking.lengths(best_count(ranking.survival[: choice.row_cap], start, seconds), count)
+        free = ranking.only(~guarded)  # known completely
         # As many as were drafted, whatever became of them: their number must not tell.
-        size = min(sum(block.length for block in choice.blocks), choice.row_cap)
-        lagged = [block.lagged[: block.length] for block in choice.blocks if block.guarded]
-        ahead = filled(np.sort(np.concatenate([free.survival, *map(np.asarray, lagged)]))[::-1], size)
-        admitted = look_ahead(filled(ranking.survival, size), ahead, start, seconds)
+        size = min(int(choice.length.sum()), choice.row_cap)
+        ahead = np.sort(np.concatenate([free.survival, choice.lagged[guarded].ravel()]))[::-1]
+        admitted = look_ahead(filled(ranking.survival, size), filled(ahead, size), start, seconds)
         lengths = ranking.lengths(admitted, count)
         if guarded.all():
             return lengths
@@ -55,11 +53,11 @@ class Algorithm1(_Adaptive):
     name = "algorithm1"
 
     def select(self, choice: Choice) -> list[int]:
-        ranking, _ = _ranked(choice)
-        current = _capped(ranking, choice)
+        ranking = _ranked(choice)
+        current = ranking.survival[: choice.row_cap]
         rate = gains(float(choice.sequences), current) / choice.seconds[: len(current) + 1]
         worse = np.flatnonzero(rate[1:] <= rate[:-1])
-        return ranking.lengths(int(worse[0]) if len(worse) else len(current), len(choice.blocks))
+        return ranking.lengths(int(worse[0]) if len(worse) else len(current), len(choice.length))
 
 
 class Lagged(_Adaptive):
@@ -68,11 +66,10 @@ class Lagged(_Adaptive):
     name = "lagged"
 
     def select(self, choice: Choice) -> list[int]:
-        ranking, _ = _ranked(choice)
-        values = [np.asarray(block.lagged[: block.length]) for block in choice.blocks]
-        before = np.sort(np.concatenate([np.zeros(0), *values]))[::-1][: choice.row_cap]
+        ranking = _ranked(choice)
+        before = np.sort(choice.lagged, axis=None)[::-1][: min(choice.row_cap, int(choice.length.sum()))]
         count = best_count(before, float(choice.sequences), choice.seconds)
-        return ranking.lengths(min(count, len(ranking)), len(choice.blocks))
+        return ranking.lengths(min(count, len(ranking)), len(choice.length))
 
 
 @dataclass
@@ -85,21 +82,18 @@ class Threshold(_Adaptive):
     most: int = 64
     name = "threshold"
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise ValueError(f"threshold needs 0 <= min <= max, got {self.least} and {self.most}")
+
     def select(self, choice: Choice) -> list[int]:
-        bar, left, lengths = self.base + self.sensitivity * choice.load, choice.row_cap, []
-        for block in choice.blocks:
-            wanted = next((k for k, c in enumerate(block.chances) if not c >= bar), len(block.chances))
-            length = min(max(wanted, self.least), self.most, block.length, left)
-            lengths.append(length)
-            left -= length
-        return lengths
+        bar = self.base + self.sensitivity * choice.load
+        wanted = (choice.chances >= bar).cumprod(axis=1).sum(axis=1)
+        wanted = np.minimum(np.clip(wanted, self.least, self.most), choice.length)
+        used = np.cumsum(wanted) - wanted  # by the blocks before
+        out: list[int] = np.clip(choice.row_cap - used, 0, wanted).tolist()
+        return out
 
 
-def _ranked(choice: Choice) -> tuple[Ranking, npt.NDArray[np.bool_]]:
-    """Candidates in rank order, and which blocks are guarded."""
-    ranking = rank([block.chances for block in choice.blocks])
-    return ranking, np.array([block.guarded for block in choice.blocks], dtype=bool)
-
-
-def _capped(ranking: Ranking, choice: Choice) -> Floats:
-    return ranking.survival[: choice.row_cap]
+def _ranked(choice: Choice) -> Ranking:
+    return rank(survivals(choice.chances))

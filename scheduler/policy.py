@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from scheduler.ranking import Floats
+from scheduler.ranking import Floats, table
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,43 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a policy decides upon.
+    """What a policy decides upon: the blocks of R requests, of up to L tokens, as `Drafted` has them.
 
-    `sequences` yield a token each with no draft verified; at most `row_cap` drafts may be. `seconds`
-    [row_cap + 1]: what the step takes with 0, 1, ... of them, everything else in it included; empty where
-    there is no throughput model. `load` is known before anything was drafted.
+    length [R], chances [R, L] and lagged [R, L] (0 past a block's end), guarded [R]. `sequences` yield a
+    token each with no draft verified; at most `row_cap` drafts may be. `seconds` [row_cap + 1]: what the step
+    takes with 0, 1, ... of them, everything else in it included; empty where there is no throughput model.
+    `load` is known before anything was drafted.
     """
 
-    blocks: Sequence[Drafted]
+    length: Ints
+    chances: Floats
+    lagged: Floats
+    guarded: npt.NDArray[np.bool_]
     sequences: int
     row_cap: int
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
     load: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        blocks: Sequence[Drafted],
+        sequences: int,
+        row_cap: int,
+        seconds: Floats | None = None,
+        load: float = 0.0,
+    ) -> Choice:
+        """From blocks one by one."""
+        return cls(
+            np.array([block.length for block in blocks], dtype=np.int64),
+            table([block.chances[: block.length] for block in blocks]),
+            table([block.lagged[: block.length] for block in blocks]),
+            np.array([block.guarded for block in blocks], dtype=bool),
+            sequences,
+            row_cap,
+            np.zeros(0) if seconds is None else seconds,
+            load,
+        )
 
 
 class VerifyPolicy(Protocol):
@@ -72,13 +100,17 @@ class Fixed:
         return self.k
 
     def select(self, choice: Choice) -> list[int]:
-        blocks, row_cap = choice.blocks, choice.row_cap
-        lengths = [0] * len(blocks)
+        wanted, left = np.minimum(choice.length, self.k), choice.row_cap
+        if wanted.sum() <= left:
+            return _list(wanted)
+        lengths = np.zeros_like(wanted)
         for position in range(self.k):
-            for i, block in enumerate(blocks):
-                if block.length > position:
-                    if row_cap == 0:
-                        return lengths
-                    lengths[i] += 1
-                    row_cap -= 1
-        return lengths
+            takers = np.flatnonzero(wanted > position)[:left]
+            lengths[takers] += 1
+            left -= len(takers)
+        return _list(lengths)
+
+
+def _list(lengths: Ints) -> list[int]:
+    out: list[int] = lengths.tolist()
+    return out

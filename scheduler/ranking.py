@@ -38,32 +38,39 @@ class Ranking:
         return Ranking(self.block[kept], self.survival[kept])
 
 
-def rank(chances: Sequence[Sequence[float]]) -> Ranking:
-    """All candidates of blocks with these conditional acceptance chances, which need not be sane.
+def table(rows: Sequence[Sequence[float]]) -> Floats:
+    """[rows, longest]: zeros where a row is shorter."""
+    lengths = {len(row) for row in rows}
+    if len(lengths) == 1:  # the common case, in one go
+        return np.array(rows, dtype=np.float64).reshape(len(rows), *lengths)
+    out = np.zeros((len(rows), max(lengths, default=0)))
+    for line, row in zip(out, rows, strict=True):
+        line[: len(row)] = row
+    return out
+
+
+def survivals(chances: Floats) -> Floats:
+    """[R, L] of conditional acceptance chances [R, L], which need not be sane.
 
     The survival of a position is the product of the chances up to it, each between 0 and 1, and 0 from the
     first that is no number.
     """
-    table = _table(chances)
-    np.nan_to_num(table, copy=False, nan=0.0, posinf=1.0)
-    np.clip(table, 0.0, 1.0, out=table)
-    np.cumprod(table, axis=0, out=table)
-    flat = table.ravel()  # position by position, so that a stable sort breaks ties as the rank order says
-    order = np.argsort(-flat, kind="stable")[: int((flat > 0.0).sum())]
-    return Ranking(order % max(1, len(chances)), flat[order])
+    alive = np.nan_to_num(chances, nan=0.0, posinf=1.0)
+    np.clip(alive, 0.0, 1.0, out=alive)
+    return alive.cumprod(axis=1)
 
 
-def _table(rows: Sequence[Sequence[float]]) -> Floats:
-    """[longest, rows]: one column a row, zeros where it is shorter."""
-    lengths = {len(row) for row in rows}
-    if len(lengths) == 1:  # the common case, in one go
-        return np.array(rows, dtype=np.float64).T.copy()
-    table = np.zeros((max(lengths, default=0), len(rows)))
-    for column, row in enumerate(rows):
-        table[: len(row), column] = row
-    return table
+def rank(alive: Floats) -> Ranking:
+    """All candidates of blocks with these survivals [R, L]; 0 past a block's end."""
+    flat = alive.T.ravel()  # position by position, so that a stable sort breaks ties as the rank order says
+    order = np.argsort(-flat, kind="stable")[: np.count_nonzero(flat > 0.0)]
+    return Ranking(order % max(1, len(alive)), flat[order])
 
 
-def gains(start: float, survivals: Floats) -> Floats:
+def gains(start: float, survival: Floats) -> Floats:
     """[n + 1]: expected tokens when 0, 1, ..., n candidates are admitted; `start` with none."""
-    return np.concatenate(([start], start + np.cumsum(survivals)))
+    out = np.empty(len(survival) + 1)
+    out[0] = start
+    np.cumsum(survival, out=out[1:])
+    out[1:] += start
+    return out

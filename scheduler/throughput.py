@@ -1,8 +1,8 @@
 """What a step costs: measured at start, kept true by live steps.
 
-cost(R, B) = verify(B) + seconds a token * context tokens + draft(R), for B rows of the target, prefill rows
-included, and a block drafted for R sequences; SPS = 1 / cost (paper section 3.2.2). Draft and verification
-are timed apart.
+cost = verify(B) + seconds a token * context tokens + draft(N) + overhead, for B rows of the target, prefill
+rows included, and N tokens drafted afterwards for all sequences together; SPS = 1 / cost (paper section
+3.2.2). Draft and verification are timed apart.
 """
 
 from __future__ import annotations
@@ -75,36 +75,54 @@ class Curve:
 
 @dataclass
 class Throughput:
-    """`verify` over rows, `draft` over sequences; `per_context` seconds for each token that attention reads.
+    """`verify` over rows, `draft` over drafted tokens; `per_context` seconds a token that attention reads.
 
-    `context` are the tokens that attention read in the profile's steps.
+    `context` are the tokens that attention read in the profile's steps. `overhead` seconds go into neither,
+    in every step; `per_token` into deciding a token, which is what a step is for: it does not count where
+    sizes of a step are compared.
     """
 
     verify: Curve
     draft: Curve
     per_context: float = 0.0
     context: float = 0.0
+    overhead: float = 0.0
+    per_token: float = 0.0
     weight: float = 0.05  # of a live step
 
-    def seconds(self, rows: int, most_drafts: int, context_tokens: float, drafting: int) -> Floats:
-        """[most_drafts + 1]: a step of `rows` rows and 0, 1, ... drafts, which drafts `drafting` blocks.
+    def seconds(self, rows: int, most_drafts: int, context_tokens: float, slots: int) -> Floats:
+        """[most_drafts + 1]: a step of `rows` rows and 0, 1, ... drafts, which drafts `slots` tokens.
 
         `context_tokens` are those of all its sequences together.
         """
-        fixed = self._context_seconds(context_tokens)
-        if drafting:
-            fixed += float(self.draft.at([drafting])[0])
-        return np.maximum(
-            self.verify.at(np.arange(rows, rows + most_drafts + 1, dtype=np.float64)) + fixed, 1e-9
-        )
+        return self._verify(rows, most_drafts, context_tokens) + self._draft(slots)
+
+    def planned(self, rows: int, most_drafts: int, context_tokens: float) -> Floats:
+        """[most_drafts + 1]: a step that verifies 0, 1, ... drafts, and drafts as many."""
+        seconds = self._verify(rows, most_drafts, context_tokens)
+        seconds[1:] += self.draft.at(np.arange(1.0, most_drafts + 1.0))
+        return seconds
 
     def observe(
-        self, rows: int, context_tokens: float, forward_seconds: float, drafting: int, draft_seconds: float
+        self, rows: int, context_tokens: float, forward_seconds: float, emitted: int, accept_seconds: float
     ) -> None:
-        """A live step, its two halves timed apart."""
+        """A live step's verification: forward pass, then `emitted` tokens decided."""
         self.verify.refresh(rows, forward_seconds - self._context_seconds(context_tokens), self.weight)
-        if drafting:
-            self.draft.refresh(drafting, draft_seconds, self.weight)
+        if emitted:
+            self.per_token += self.weight * (accept_seconds / emitted - self.per_token)
+
+    def observe_draft(self, slots: int, seconds: float, overhead: float) -> None:
+        """A live step's draft, and what went into neither."""
+        if slots:
+            self.draft.refresh(slots, seconds, self.weight)
+        self.overhead += self.weight * (overhead - self.overhead)
+
+    def _verify(self, rows: int, most_drafts: int, context_tokens: float) -> Floats:
+        curve = self.verify.at(np.arange(rows, rows + most_drafts + 1, dtype=np.float64))
+        return np.maximum(curve + self._context_seconds(context_tokens) + self.overhead, 1e-9)
+
+    def _draft(self, slots: int) -> float:
+        return float(self.draft.at([slots])[0]) if slots else 0.0
 
     def _context_seconds(self, context_tokens: float) -> float:
         """Beyond the profile's own context, which its points have in them already."""
@@ -117,6 +135,8 @@ class Throughput:
             "staircase": self.verify.staircase,
             "per_context": self.per_context,
             "context": self.context,
+            "overhead": self.overhead,
+            "per_token": self.per_token,
         }
 
     @classmethod
@@ -124,7 +144,8 @@ class Throughput:
         """Raises ValueError or KeyError for anything that `to_dict` did not write."""
         verify = Curve([(size, seconds) for size, seconds in raw["verify"]], bool(raw["staircase"]))
         draft = Curve([(size, seconds) for size, seconds in raw["draft"]])
-        return cls(verify, draft, float(raw["per_context"]), float(raw["context"]))
+        rest = ("per_context", "context", "overhead", "per_token")
+        return cls(verify, draft, *(float(raw[name]) for name in rest))
 
     def check(self, most_rows: int) -> None:
         """Raises ValueError if the profile does not reach the largest step there can be."""

@@ -7,7 +7,7 @@ from importlib import metadata
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from server import chat, completions, errors, health, models, openapi
+from server import chat, completions, debug, errors, health, models, openapi
 from server.access import AccessLog
 from server.auth import ApiKeys
 from server.context import ServerContext
@@ -19,6 +19,7 @@ _PATHS = (
     "/health",
     "/ready",
     "/metrics",
+    "/debug/scheduler",
     "/version",
     "/docs",
     "/openapi.json",
@@ -35,6 +36,8 @@ def create_app(context: ServerContext) -> ASGIApp:
     )
     for endpoint in (completions, chat, models, health):
         app.include_router(endpoint.routes(context))
+    if context.settings.enable_debug_endpoints:
+        app.include_router(debug.routes(context))
     errors.install(app)
     openapi.install(app)
     guarded: ASGIApp = ApiKeys(app, context.settings.api_key) if context.settings.api_key else app

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -116,6 +117,12 @@ def install(app: FastAPI) -> None:
             error = ApiError(exc.status_code, str(exc.detail))
         return JSONResponse(error.body(), error.status, headers=exc.headers)
 
+    async def on_wrong_query(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, RequestValidationError)
+        error = exc.errors()[0]
+        name = str(error["loc"][-1])
+        return invalid(f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}.", name).response()
+
     async def on_bug(request: Request, exc: Exception) -> Response:
         return internal().response()
 
@@ -125,4 +132,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(RequestValidationError, on_wrong_query)
     app.add_exception_handler(Exception, on_bug)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from engine.async_engine import AsyncEngine, Draining, QueueFull, RequestStream
-from engine.outputs import OutputDelta, Usage
+from engine.outputs import OutputDelta, RequestStats, Usage
 from engine.params import ParamError
 from engine.request import Request
 from server.context import ServerContext
@@ -40,6 +40,10 @@ class Generation:
             total.draft_tokens += stream.usage.draft_tokens
             total.accepted_tokens += stream.usage.accepted_tokens
         return total
+
+    def stats(self) -> list[RequestStats]:
+        """Figures so far, an entry a prompt."""
+        return [stream.stats for stream in self._streams]
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Whatever has arrived, in order per choice, until each choice has finished; raises ApiError."""

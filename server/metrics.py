@@ -6,14 +6,15 @@ Each server has its own registry. The counting happens on the event loop, in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from engine.outputs import EngineGauges, RequestStats, StepStats
-from server.histogram import LENGTHS, ROWS, SECONDS, Histogram
+from server.histogram import ROWS, SECONDS, Histogram
+from server.spec_metrics import SpecMetrics
 
 # The *_created series would double the exposition and tell nothing that a dashboard uses.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -34,9 +35,6 @@ _COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache",
     "num_preemptions": "Sequences that lost their pages and were computed again",
-    "spec_decode_num_drafts": "Drafts verified",
-    "spec_decode_num_draft_tokens": "Draft tokens verified",
-    "spec_decode_num_accepted_tokens": "Draft tokens accepted",
     "corrupted_requests": "Requests ended because their logits were not finite",
     "cancelled_requests": "HTTP requests whose client left before the reply was complete",
 }
@@ -49,15 +47,13 @@ _HISTOGRAMS = {
     "forward_seconds": ("Of a step: the target's forward pass", SECONDS),
     "draft_seconds": ("Of a step: drafting", SECONDS),
     "step_rows": ("Token rows in an engine step, prefill included", ROWS),
-    "verify_length": ("Draft tokens verified, per decoding sequence and step", LENGTHS),
-    "accepted_length": ("Tokens gained per verified draft, the bonus token included", (*LENGTHS[1:], 17.0)),
 }  # fmt: skip
 
 
 class Metrics:
     """Everything that /metrics shows; implements `engine.outputs.EngineObserver`."""
 
-    def __init__(self, prefix: str, model_name: str) -> None:
+    def __init__(self, prefix: str, model_name: str, keep_steps: int = 0) -> None:
         self.registry = CollectorRegistry()
         self._model = model_name
         self._prefix = prefix
@@ -72,12 +68,9 @@ class Metrics:
         self._finished = self._counter("request_success", "Requests ended, by reason", "finished_reason")
         self._rejected = self._counter("admission_rejections", "Requests refused, by reason", "reason")
         self._http = self._counter("http_requests", "HTTP requests answered", "path", "status")
-        accepted_at = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by position in the draft",
-            "position",
-        )
-        self._accepted_at = [accepted_at.labels(model_name, str(position)) for position in range(16)]
+        self._speculation = SpecMetrics(self.registry, prefix, model_name)
+        #: the last steps, for /debug/scheduler
+        self.recent: deque[StepStats] = deque(maxlen=keep_steps)
         ProcessCollector(registry=self.registry)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
@@ -111,29 +104,9 @@ class Metrics:
         counters["generation_tokens"].inc(stats.emitted)
         if stats.corrupted:
             counters["corrupted_requests"].inc(stats.corrupted)
-        for verified in stats.verified:
-            histograms["verify_length"].observe(verified)
-        drafts = [pair for pair in zip(stats.verified, stats.accepted, strict=True) if pair[0]]
-        if drafts:
-            counters["spec_decode_num_drafts"].inc(len(drafts))
-            counters["spec_decode_num_draft_tokens"].inc(sum(verified for verified, _ in drafts))
-            self._accepted([accepted for _, accepted in drafts])
+        self._speculation.step(stats)
+        self.recent.append(stats)
         self.gauges(gauges)
-
-    def _accepted(self, lengths: Iterable[int]) -> None:
-        histogram = self._histograms["accepted_length"]
-        reached = [0] * len(self._accepted_at)
-        total = 0
-        for length in lengths:
-            histogram.observe(length + 1)
-            total += length
-            for position in range(min(length, len(reached))):
-                reached[position] += 1
-        self._counters["spec_decode_num_accepted_tokens"].inc(total)
-        for counter, count in zip(self._accepted_at, reached, strict=True):
-            if count == 0:
-                break
-            counter.inc(count)
 
     def first_token(self, seconds: float) -> None:
         self._histograms["time_to_first_token_seconds"].observe(seconds)
@@ -165,6 +138,7 @@ class Metrics:
         own["kv_pages_free"].set(gauges.pages_free)
         own["kv_pages_cached"].set(gauges.pages_cached)
         own["kv_pages_total"].set(gauges.pages_total)
+        self._speculation.gauges(gauges)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(self._prefix + name, text, ["model_name", *labels], registry=self.registry)

@@ -85,10 +85,12 @@ class _Process:
         # Imported late: this takes a while, and a port in use should be reported at once.
         from server.app import create_app
         from server.context import ServerContext
+        from server.debug import MOST
         from server.metrics import Metrics
 
         settings = self._settings
-        context = ServerContext(settings, Metrics(settings.metrics_prefix, settings.model_names[0]))
+        keep = MOST if settings.enable_debug_endpoints else 0
+        context = ServerContext(settings, Metrics(settings.metrics_prefix, settings.model_names[0], keep))
         server = HttpServer(create_app(context), settings)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
         stopped = asyncio.create_task(self._stop.wait())

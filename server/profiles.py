@@ -18,6 +18,7 @@ def throughput(
     worker: Worker,
     identity: dict[str, Any],
     gamma: int,
+    block: int,
     vocab: int,
     most_rows: int,
     most_sequences: int,
@@ -26,7 +27,14 @@ def throughput(
 ) -> Throughput:
     """The profile that belongs to `identity` (whatever costs depend on), measured if there is none yet."""
     executor = worker.executor
-    known = {**identity, "gamma": gamma, "rows": most_rows, "sequences": most_sequences, "form": 2}
+    known = {
+        **identity,
+        "gamma": gamma,
+        "block": block,
+        "rows": most_rows,
+        "sequences": most_sequences,
+        "form": 3,
+    }
     text = json.dumps(known, sort_keys=True, default=str)
     file = cache / "profiles" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
     try:
@@ -36,7 +44,7 @@ def throughput(
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none yet, or of another form
     progress("measuring what steps cost")
-    profiler = Profiler(worker, vocab, executor.num_pages, executor.page_size, gamma)
+    profiler = Profiler(worker, vocab, executor.num_pages, executor.page_size, gamma, block)
     model = profiler.run(most_rows, most_sequences, progress)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")

@@ -14,6 +14,7 @@ from server.context import ServerContext
 from server.disconnect import ClientGone, gone_response, unless_gone
 from server.generation import Generation
 from server.protocol import GenerationRequest
+from server.request_metrics import metrics_json
 from server.shapes import Shape, usage_json
 from server.sse import EventStream, dumps, event
 
@@ -59,6 +60,8 @@ class Reply:
         finally:
             self._generation.abort()
         body = self._head | {"choices": choices, "usage": usage_json(self._generation.usage())}
+        if self._with_metrics:
+            body["metrics"] = self._metrics()
         return Response(dumps(body), media_type="application/json")
 
     async def _choices(self) -> list[dict[str, Any]]:
@@ -87,13 +90,27 @@ class Reply:
                 after = self._after()
                 yield b"".join(event(f"{before}{dumps(choice)}]{after}}}") for choice in choices)
         if wanted.include_usage:
-            yield event(f'{before}],"usage":{self._usage()}}}')
+            metrics = f',"metrics":{dumps(self._metrics())}' if self._with_metrics else ""
+            yield event(f'{before}],"usage":{self._usage()}{metrics}}}')
 
     def _after(self) -> str:
         """What follows the choices of a chunk."""
         if self._wanted.continuous_usage:
             return f',"usage":{self._usage()}'
         return ',"usage":null' if self._wanted.include_usage else ""
+
+    @property
+    def _with_metrics(self) -> bool:
+        settings = self._context.settings
+        return settings.enable_per_request_metrics or settings.per_request_spec_decode_metrics != "none"
+
+    def _metrics(self) -> dict[str, Any]:
+        settings = self._context.settings
+        return metrics_json(
+            self._generation.stats(),
+            settings.enable_per_request_metrics,
+            settings.per_request_spec_decode_metrics,
+        )
 
     def _usage(self) -> str:
         return dumps(usage_json(self._generation.usage()))

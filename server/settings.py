@@ -160,8 +160,15 @@ class Settings(BaseModel):
         None,
         "Speculative decoding",
         "how many drafted tokens are verified: off, fixed:K, or by confidence and load: lookahead, lagged, "
-        "algorithm1, threshold (default: lookahead with a draft model, else all that are drafted)",
+        "algorithm1, threshold[:base=0.5,sensitivity=0.3,min=0,max=64] (default: lookahead with a draft "
+        "model, else all that are drafted)",
         metavar="POLICY",
+    )
+
+    online_calibration: bool = option(
+        False,
+        "Speculative decoding",
+        "correct the drafter's confidence slowly by what is accepted in service",
     )
 
     # HTTP
@@ -206,6 +213,15 @@ class Settings(BaseModel):
     )
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = option(
         "info", "Logs and metrics", "how much is logged"
+    )
+    enable_per_request_metrics: bool = option(
+        False, "Logs and metrics", 'answer with "metrics": how long the request took'
+    )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = option(
+        "none", "Logs and metrics", 'answer with "metrics": how the request\'s drafts fared'
+    )
+    enable_debug_endpoints: bool = option(
+        False, "Logs and metrics", "serve /debug/scheduler: the last steps' decisions, as JSON"
     )
     enable_access_log: bool = option(True, "Logs and metrics", "log one line a request")
 

@@ -124,12 +124,15 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         )
     limits = Limits(budget, settings.max_num_seqs)
     policy, worker = parse_policy(policy_name), Worker(executor, drafter)
-    gamma = 0
-    if drafter is not None:
-        lookup = settings.speculative_config.num_speculative_tokens or LOOKUP_TOKENS
-        gamma = int(getattr(drafter, "gamma", lookup))
+    gamma, lookup = _block_sizes(settings.speculative_config, drafter)
     draft_folder = _draft_model(settings.speculative_config, folder) if gamma else None
-    speculation = Speculation(policy, gamma, calibrations=_calibrations(draft_folder, gamma))
+    speculation = Speculation(
+        policy,
+        gamma,
+        calibrations=_calibrations(draft_folder, int(getattr(drafter, "gamma", 0))),
+        lookup=lookup,
+        online_calibration=settings.online_calibration,
+    )
     loop = EngineLoop(pool, intake, speculation, limits, observer)
     identity = {
         "model": folder.name,
@@ -140,7 +143,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     }
 
     def profile() -> Throughput:
-        sizes = gamma, config.vocab_size, budget, settings.max_num_seqs
+        sizes = gamma, max(gamma, lookup), config.vocab_size, budget, settings.max_num_seqs
         return throughput(worker, identity, *sizes, cache, progress)
 
     if not isinstance(policy, Fixed):
@@ -267,6 +270,17 @@ def _speculation(
     if policy is None:  # as far as it pays, unless a number was asked for
         policy = f"fixed:{config.num_speculative_tokens}" if config.num_speculative_tokens else "lookahead"
     return drafter, policy
+
+
+def _block_sizes(config: SpeculativeConfig, drafter: Drafter | None) -> tuple[int, int]:
+    """(tokens that a model drafts at most, tokens that are looked up at most)"""
+    if drafter is None:
+        return 0, 0
+    if isinstance(drafter, NgramDrafter):
+        return 0, config.num_speculative_tokens or LOOKUP_TOKENS
+    gamma = int(getattr(drafter, "gamma", 0))
+    gamma = min(gamma, config.num_speculative_tokens or gamma)
+    return gamma, gamma if isinstance(drafter, HybridDrafter) else 0
 
 
 def _calibrations(folder: Path | None, gamma: int) -> dict[Regime, Calibration]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,10 +44,10 @@ def request(tokens: list[int], sequence: int = 0, slots: int = 3) -> DraftReques
     return DraftRequest(sequence, np.array(tokens), slots, 1, np.arange(4, dtype=np.int32), state)
 
 
-def verified(hybrid: HybridDrafter, accepted: int, of: int, sequence: int = 0) -> None:
-    from dataclasses import replace
-
-    one = replace(item([1, 2], 1, 1 + of, [0], draft=[3] * of), sequence=sequence)
+def verified(hybrid: HybridDrafter, block: DraftBlock, accepted: int, sequence: int = 0) -> None:
+    """The whole block was."""
+    one = item([1, 2], 1, 1 + len(block), [0], draft=list(block.tokens))
+    one = replace(one, sequence=sequence, draft=block)
     hybrid.observe(VerificationBatch((one,)), None, [Verdict(accepted=accepted)])
 
 
@@ -58,7 +60,7 @@ def test_the_lookup_is_used_where_it_holds_and_dropped_where_it_does_not():
     assert model.asked == []
     for good in (MODELLED, LOOKED_UP, MODELLED):  # the world changes, and changes back
         for _ in range(20):
-            verified(hybrid, 3 if block.tokens == good else 0, 3)
+            verified(hybrid, block, 3 if block.tokens == good else 0)
             (block,) = hybrid.draft([request(REPEATS)])
         assert block.tokens == good
     assert model.observed == 60
@@ -70,9 +72,19 @@ def test_sequences_are_judged_apart_and_the_model_steps_in_where_nothing_repeats
     for _ in range(12):
         blocks = hybrid.draft([request(REPEATS, 1), request(REPEATS, 2)])
         for sequence, block, good in zip((1, 2), blocks, (MODELLED, LOOKED_UP), strict=True):
-            verified(hybrid, 3 if block.tokens == good else 0, 3, sequence)
+            verified(hybrid, block, 3 if block.tokens == good else 0, sequence)
     blocks = hybrid.draft([request(REPEATS, 1), request(REPEATS, 2), request(PLAIN, 3)])
     assert [block.tokens for block in blocks] == [MODELLED, LOOKED_UP, MODELLED]
+
+
+def test_where_the_model_may_not_draft_only_lookups_are_proposed_and_may_be_longer():
+    model = Model()
+    hybrid = HybridDrafter(NgramDrafter(2, 4), model)
+    wanted = [replace(request(text, n, 0), lookup_slots=2) for n, text in enumerate((REPEATS, PLAIN))]
+    blocks = hybrid.draft(wanted)
+    assert blocks[0].tokens == LOOKED_UP[:2]
+    assert blocks[1] is None
+    assert model.asked == []
 
 
 def test_the_choice_is_the_same_whatever_the_model_would_draw():
@@ -90,7 +102,7 @@ def test_the_choice_is_the_same_whatever_the_model_would_draw():
         assert hybrids[0].model.asked == hybrids[1].model.asked
         accepted = int(rng.integers(4))
         for hybrid in hybrids:
-            verified(hybrid, accepted, 3)
+            verified(hybrid, DraftBlock((7, 8, 9), chances=(0.5,) * 3), accepted)
     assert 0 < len(hybrids[0].model.asked) < 60
 
 
@@ -101,17 +113,17 @@ def test_a_model_is_credited_with_no_more_than_it_drafts():
         hybrid = HybridDrafter(NgramDrafter(2, 4), model)
         for sequence in range(1, 60):  # of the model two tokens in three, of lookups one in two
             hybrid.draft([request(PLAIN, sequence)])
-            verified(hybrid, 2, 3, sequence)
+            verified(hybrid, DraftBlock(MODELLED), 2, sequence)
         model.asked.clear()
         hybrid.draft([request(REPEATS, 0)])
         assert model.asked == asked
 
 
-def test_histories_do_not_pile_up():
+def test_records_do_not_pile_up():
     hybrid = HybridDrafter(NgramDrafter(2, 4), Model())
     for sequence in range(5000):
         hybrid.draft([request(PLAIN, sequence)])
-    assert len(hybrid._histories) == 4096
+    assert len(hybrid._records) == 4096
 
 
 def test_texts_do_not_depend_on_it():

@@ -18,13 +18,14 @@ def test_a_profile_covers_every_step_there_can_be(drafting):
     worker = Worker(TorchExecutor(pair.decoder, 60, 16), pair.drafter() if drafting else None)
     lines: list[str] = []
     gamma = pair.config.gamma if drafting else 0
-    model = Profiler(worker, VOCAB, 60, 16, gamma, context=64).run(40, 6, lines.append)
+    model = Profiler(worker, VOCAB, 60, 16, gamma, gamma, context=64).run(40, 6, lines.append)
     model.check(40)
     assert model.verify.sizes.tolist() == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40]
     assert (model.verify.seconds > 0).all()
     assert model.per_context >= 0
     if drafting:
-        assert model.draft.sizes.tolist() == [1, 2, 4, 6]
+        assert gamma == 5
+        assert model.draft.sizes.tolist() == [1, 2, 3, 5, 6, 12, 18, 30]
         assert model.draft.seconds[0] > 0
     else:
         assert model.draft.at([3]).tolist() == [0.0]
@@ -33,7 +34,7 @@ def test_a_profile_covers_every_step_there_can_be(drafting):
 
 def test_a_pool_too_small_for_the_context_is_used_as_far_as_it_goes():
     worker = Worker(TorchExecutor(tiny(), 3, 4, torch.float64), None)
-    profiler = Profiler(worker, VOCAB, 3, 4, 0, context=256)
+    profiler = Profiler(worker, VOCAB, 3, 4, 0, 0, context=256)
     assert profiler.context == 4
     profiler.run(8, 2).check(8)
 
@@ -44,7 +45,7 @@ def test_texts_after_a_profile_are_those_without():
     def texts(profiled: bool):
         engine = Engine(model, None, "off")
         if profiled:
-            Profiler(engine.worker, VOCAB, 16, engine.loop.pool.page_size, 0, context=20).run(16, 4)
+            Profiler(engine.worker, VOCAB, 16, engine.loop.pool.page_size, 0, 0, context=20).run(16, 4)
         for index in range(4):
             engine.add(str(index), [3 + index, 5, 7] * 3, max_tokens=20, temperature=0.0, ignore_eos=True)
         engine.run()

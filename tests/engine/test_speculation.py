@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
 from engine.batch import DraftBlock
+from engine.draft_plan import DraftPlan
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
-from engine.speculation import Speculation, regime
+from engine.speculation import Speculation
+from engine.survival import Survival, regime
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
 from scheduler.calibration import Calibration
+from scheduler.policy import Fixed
 from scheduler.throughput import Curve, Throughput
 from tests.engine.harness import Engine, babbler, oracle, tiny
 
@@ -92,11 +95,77 @@ def test_sure_drafts_are_verified_where_rows_are_cheap_and_not_where_they_are_de
 
 
 def test_what_does_not_pay_is_not_drafted_but_probed():
-    drafter = Sure(babbler(1), -4.0)
-    run(drafter, planned(LookAhead(), DEAR), count=3, temperature=0.0)
-    steps = 3 * 40
-    assert 0 < len(drafter.asked) < steps / 8  # now and then all the same
+    drafter, seen = Sure(babbler(1), -4.0), []
+    speculation = planned(LookAhead(), [(1, 1.0), (200, 1.0 + 199 * 0.1)])
+    speculation.survival._mean["greedy"][:] = 0.02  # known to be bad
+    run(drafter, speculation, count=3, seen=seen, temperature=0.0)
+    drafted = [step for step in seen if any(step.slots)]
+    assert 0 < len(drafted) < len(seen) / 8  # now and then all the same
     assert set(drafter.asked) <= {1, 2}  # 1 at the end of a text
+    assert all(sum(slots > 0 for slots in step.slots) == 1 for step in drafted)
+    assert {step.undrafted for step in seen if step.slots and not any(step.slots)} == {"does_not_pay"}
+
+
+def test_probes_cost_a_hundredth_of_the_time():
+    """Whatever a row costs and however many sequences there are."""
+    for row, count in ((0.05, 1), (0.5, 4), (0.05, 16)):
+        throughput = Throughput(Curve([(1, 1.0), (400, 1.0 + 399 * row)]), Curve([(1, 0.3), (64, 0.4)]))
+        plan, texts = DraftPlan(4), [Plain() for _ in range(count)]
+        probes, time = 0, 0.0
+        for _ in range(4000):
+            slots = plan.slots(texts, np.full((count, 4), 1e-3), throughput, [4] * count)
+            probes += sum(slots) > 0
+            time += float(throughput.planned(count, 0, 0.0)[0])
+            for text, size in zip(texts, slots, strict=True):
+                text.round += 1
+                text.drafted_round = text.round if size else text.drafted_round
+        price = float(throughput.planned(count, 2, 0.0)[2] - throughput.planned(count, 0, 0.0)[0])
+        assert 0.007 < probes * price / time <= 0.0101
+        assert max(text.round - text.drafted_round for text in texts) < 4000 / probes * count * 1.5 + 1
+
+
+@dataclass
+class Plain:
+    """What the draft plan looks at of a sequence."""
+
+    round: int = 1
+    drafted_round: int = 0
+    length: int = 0
+
+
+def test_a_cap_ends_a_block_and_lets_others_have_more():
+    throughput = Throughput(Curve(CHEAP), Curve([(1, 0.01), (64, 0.02)]))
+    texts = [Plain(), Plain(), Plain()]
+    assert DraftPlan(4).slots(texts, np.full((3, 4), 0.9), throughput, [4, 2, 0]) == [4, 2, 0]
+
+
+def test_drafts_that_are_never_accepted_are_given_up_and_come_back(caplog):
+    throughput = Throughput(Curve([(1, 1.0), (200, 40.0)]), Curve([(1, 0.3), (64, 0.4)]))
+    plan = DraftPlan(4)
+    bad, good = {"greedy": np.full(4, 0.01)}, {"greedy": np.full(4, 0.9).cumprod()}
+    for _ in range(511):
+        plan.watch(bad, throughput)
+    assert not plan.collapsed
+    plan.watch(bad, throughput)
+    assert plan.collapsed
+    plan.watch(bad | {"rejection": good["greedy"]}, throughput)  # one kind of request is enough
+    assert not plan.collapsed
+    assert [record.message.split(":")[0].split(",")[0] for record in caplog.records] == [
+        "drafts are hardly accepted any more",
+        "drafts pay again",
+    ]
+
+
+def test_why_nothing_was_drafted():
+    def reasons(policy, **how) -> set:
+        seen: list = []
+        run(Sure(babbler(1), 1.0), policy, count=2, seen=seen, temperature=0.0, **how)
+        return {step.undrafted for step in seen if step.slots}
+
+    assert reasons(planned(Fixed(0))) == {"off"}
+    assert reasons(planned(LookAhead()), speculative_tokens=0) == {"request"}
+    assert reasons(planned(LookAhead(), draft=[(1, 99.0)])) == {"does_not_pay"}
+    assert reasons(planned(Fixed(3))) == {None}
 
 
 def test_a_dear_draft_is_not_drafted_though_rows_are_cheap():
@@ -116,7 +185,7 @@ def test_slots_follow_what_was_verified():
 def test_without_confidence_acceptance_is_learnt():
     speculation, seen = planned(LookAhead()), []
     run(knowing(), speculation, seen=seen, temperature=0.0)
-    assert min(speculation._acceptance["greedy"].chances(3)) > 0.9
+    assert min(speculation.survival._acceptance["greedy"].chances(3)) > 0.9
     assert np.mean(lengths(seen)[20:]) > 2.5
 
 
@@ -132,8 +201,9 @@ def test_calibration_is_by_regime():
         active = engine.add("a", [3, 4], max_tokens=2, **how)
         text = active.sequences[0]
         text.draft = DraftBlock((1, 2), confidence=(2.0, 2.0))
-        found = Speculation(Threshold(), 4, None, tables).chances(text)
-        assert found == pytest.approx(wanted, abs=1e-3)
+        text.computed = 1
+        found = Survival(4, tables).blocks([text]).chances
+        assert found[0] == pytest.approx(wanted, abs=1e-3)
 
 
 def test_regimes():
@@ -150,9 +220,9 @@ def test_rejection_sampled_texts_keep_their_law_and_deterministic_drafts_are_fre
     text = active.sequences[0]
     text.computed = 1
     text.draft = DraftBlock((1, 2))
-    assert not speculation._drafted(text).guarded
+    assert not speculation.survival.blocks([text]).guarded[0]
     text.draft = DraftBlock((1, 2), q=torch.full((2, 64), 1 / 64))
-    assert speculation._drafted(text).guarded
+    assert speculation.survival.blocks([text]).guarded[0]
 
 
 def test_a_drafts_duration_counts_once_its_blocks_are_decided():

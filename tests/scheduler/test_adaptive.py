@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
 from scheduler.lookahead import look_ahead
 from scheduler.policy import Choice, Drafted, Fixed
-from scheduler.ranking import gains, rank
+from scheduler.ranking import gains, rank, survivals, table
 from tests.scheduler.joint import GAMMA, Toy, error
 
 LEGAL = [
@@ -39,7 +39,7 @@ def choice(chances, lagged, rates, guarded=None, cap=None) -> Choice:
     guarded = guarded or [True] * len(chances)
     blocks = [Drafted(GAMMA, *each) for each in zip(chances, lagged, guarded, strict=True)]
     cap = GAMMA * len(blocks) if cap is None else cap
-    return Choice(blocks, len(blocks), cap, 1.0 / np.array(rates[: cap + 1]), load=0.3)
+    return Choice.of(blocks, len(blocks), cap, 1.0 / np.array(rates[: cap + 1]), load=0.3)
 
 
 def histories(seed: int, count: int) -> list[tuple[float, ...]]:
@@ -62,14 +62,14 @@ def deciding(select, seed: int, count: int, rates, cap: int | None = None):
 
 
 def best_of_current(c: Choice) -> list[int]:
-    ranking = rank([block.chances for block in c.blocks])
+    ranking = rank(survivals(c.chances))
     rate = gains(float(c.sequences), ranking.survival) / c.seconds[: len(ranking) + 1]
-    return ranking.lengths(int(rate.argmax()), len(c.blocks))
+    return ranking.lengths(int(rate.argmax()), len(c.length))
 
 
 def patient(c: Choice) -> list[int]:
     """Algorithm 1 that looks past one dip."""
-    ranking = rank([block.chances for block in c.blocks])
+    ranking = rank(survivals(c.chances))
     rate = gains(float(c.sequences), ranking.survival) / c.seconds[: len(ranking) + 1]
     best, dips = 0, 0
     for k in range(1, len(rate)):
@@ -77,18 +77,19 @@ def patient(c: Choice) -> list[int]:
             best, dips = k, 0
         elif (dips := dips + 1) > 1:
             break
-    return ranking.lengths(best, len(c.blocks))
+    return ranking.lengths(best, len(c.length))
 
 
 def last_above(c: Choice) -> list[int]:
-    return [max((k + 1 for k, x in enumerate(b.chances) if x >= 0.6), default=0) for b in c.blocks]
+    return [max((k + 1 for k, x in enumerate(b) if x >= 0.6), default=0) for b in c.chances]
 
 
 def late_ties_first(c: Choice) -> list[int]:
     """The top candidate, ties broken towards later positions."""
-    survivals = [np.cumprod(block.chances) for block in c.blocks]
-    order = sorted((-a, -k, r) for r, row in enumerate(survivals) for k, a in enumerate(row) if a > 0)
-    lengths = [0] * len(c.blocks)
+    order = sorted(
+        (-a, -k, r) for r, row in enumerate(survivals(c.chances)) for k, a in enumerate(row) if a > 0
+    )
+    lengths = [0] * len(c.length)
     for _, k, r in order[:1]:
         lengths[r] = -k + 1
     return lengths
@@ -96,9 +97,9 @@ def late_ties_first(c: Choice) -> list[int]:
 
 def count_that_tells(c: Choice) -> list[int]:
     """Look-ahead whose forecast is as long as the number of candidates that are alive."""
-    ranking = rank([block.chances for block in c.blocks])
-    lagged = np.sort(np.concatenate([block.lagged for block in c.blocks]))[::-1][: len(ranking)]
-    return ranking.lengths(look_ahead(ranking.survival, lagged, float(c.sequences), c.seconds), len(c.blocks))
+    ranking = rank(survivals(c.chances))
+    lagged = np.sort(c.lagged, axis=None)[::-1][: len(ranking)]
+    return ranking.lengths(look_ahead(ranking.survival, lagged, float(c.sequences), c.seconds), len(c.length))
 
 
 @pytest.mark.parametrize("illegal", [best_of_current, patient, last_above, late_ties_first, count_that_tells])
@@ -124,11 +125,11 @@ def test_appendix_a():
 
 def test_the_fact_sheets_vectors():
     certain = [Drafted(3, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))]
-    one_more = Choice(certain, 1, 1, np.array([1.0, 1.0]))
+    one_more = Choice.of(certain, 1, 1, np.array([1.0, 1.0]))
     assert [policy.select(one_more) for policy in (LookAhead(), Algorithm1(), Lagged())] == [[1]] * 3
     likely = [Drafted(3, (0.9, 0.8, 0.7), (0.9, 0.7, 0.5)), Drafted(2, (0.5, 0.4), (0.6, 0.2))]
-    flat = Choice(likely, 2, 5, np.ones(6))
-    halved = Choice(likely, 2, 5, np.array([1.0, 3.0, 3.0, 3.0, 3.0, 3.0]))
+    flat = Choice.of(likely, 2, 5, np.ones(6))
+    halved = Choice.of(likely, 2, 5, np.array([1.0, 3.0, 3.0, 3.0, 3.0, 3.0]))
     for policy in (LookAhead(), Algorithm1(), Lagged()):
         assert policy.select(flat) == [3, 2]  # rows cost nothing: verify all
         assert policy.select(halved) == [0, 0]
@@ -210,7 +211,7 @@ def test_ranking_is_the_plain_sort(rows):
             if alive > 0.0:
                 candidates.append((-alive, position, block))
     candidates.sort()
-    ranking = rank(rows)
+    ranking = rank(survivals(table(rows)))
     assert ranking.block.tolist() == [block for _, _, block in candidates]
     assert ranking.survival.tolist() == [-alive for alive, _, _ in candidates]
     for count in range(len(ranking) + 1):  # always prefixes

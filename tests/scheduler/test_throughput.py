@@ -62,15 +62,25 @@ def test_a_step_is_rows_context_and_draft():
 
 def test_live_steps_refresh_each_half_by_itself():
     model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]), per_context=0.01, context=100, weight=0.5)
-    model.observe(4, 300, forward_seconds=18.0, drafting=1, draft_seconds=4.0)
+    model.observe(4, 300, forward_seconds=18.0, emitted=2, accept_seconds=0.4)
     assert model.verify.at([4]).tolist() == [14.0]  # half of 18 - 2 - 12
+    assert model.per_token == 0.1
+    model.observe_draft(1, 4.0, overhead=0.5)
     assert model.draft.at([1]).tolist() == [3.0]
-    model.observe(4, 300, forward_seconds=16.0, drafting=0, draft_seconds=99.0)
+    assert model.overhead == 0.25
+    model.observe_draft(0, 99.0, overhead=0.25)
     assert model.draft.at([1]).tolist() == [3.0]
+    model.observe(4, 300, forward_seconds=16.0, emitted=0, accept_seconds=9.0)
+    assert model.per_token == 0.1
+
+
+def test_a_plan_pays_for_what_it_drafts():
+    model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]), overhead=0.5)
+    assert model.planned(4, 2, 0).tolist() == [12.5, 14.0 + 2.0 + 0.5, 16.0 + 3.0 + 0.5]
 
 
 def test_a_profile_comes_back_from_a_file_and_must_reach_far_enough():
-    model = Throughput(Curve(POINTS, True), Curve([(1, 2.0)]), 0.01, 100)
+    model = Throughput(Curve(POINTS, True), Curve([(1, 2.0)]), 0.01, 100, 0.2, 0.1)
     again = Throughput.from_dict(model.to_dict())
     assert again.to_dict() == model.to_dict()
     again.check(16)

@@ -15,6 +15,7 @@ import uvloop
 
 from server.app import create_app
 from server.context import ServerContext
+from server.debug import MOST
 from server.metrics import Metrics
 from server.process import HttpServer
 from server.settings import Settings
@@ -29,7 +30,8 @@ class Served:
         self.settings = settings
         self.listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.metrics = Metrics(settings.metrics_prefix, settings.model_names[0])
+        keep = MOST if settings.enable_debug_endpoints else 0
+        self.metrics = Metrics(settings.metrics_prefix, settings.model_names[0], keep)
         self.context = ServerContext(settings, self.metrics)
         self.engine = FakeEngine(self.metrics)
         self.server = HttpServer(create_app(self.context), settings)

@@ -65,6 +65,10 @@ class FakeStream:
         self._task = asyncio.create_task(self._play())
         self._task.add_done_callback(lambda _: engine.active.discard(self))
 
+    @property
+    def stats(self) -> RequestStats:
+        return RequestStats(None, 0.0, 0.1, 0.5, self.usage, 0, (5, 5, 3), (4, 0, 3))
+
     def abort(self) -> None:
         if not self._task.done() and self.aborted_at is None:
             self.aborted_at = time.monotonic()
@@ -178,6 +182,9 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.queue_limit = 10_000
         self.streams.clear()
+
+    def scheduler_state(self) -> dict[str, Any]:
+        return {"policy": "off"}
 
     async def start(self) -> None:
         self.state = "running"

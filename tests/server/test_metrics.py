@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +23,11 @@ NAMES = [
     "corrupted_requests_total", "admission_rejections_total", "http_requests_total",
     "step_seconds_bucket", "forward_seconds_bucket", "draft_seconds_bucket",
     "step_rows_bucket", "verify_length_bucket", "accepted_length_bucket",
+    "spec_decode_num_proposed_tokens_total", "spec_decode_num_slots_total",
+    "spec_decode_expected_accepted_tokens_total", "spec_decode_steps_without_draft_total",
+    "spec_decode_calibration_error", "spec_decode_collapsed", "verify_capacity", "steps_per_second",
+    "forecast_tokens_total", "forecast_seconds_total", "forecast_measured_tokens_total",
+    "forecast_measured_seconds_total",
     "kv_pages_free", "kv_pages_cached", "kv_pages_total", "cancelled_requests_total",
 ]  # fmt: skip
 
@@ -55,6 +62,28 @@ def test_speculation(metrics: Metrics) -> None:
     assert metrics.value("corrupted_requests_total") == 1
     assert metrics.value("step_seconds_count") == 2
     assert metrics.value("step_rows_sum") == 80
+
+
+def test_what_was_foreseen_stands_beside_what_came(metrics: Metrics) -> None:
+    foreseen = replace(
+        step((3, 0), (2, 0), emitted=4), waiting=(5, 0), expected=(1.5, 0.0), slots=(4, 0, 2), capacity=90,
+        forecast_tokens=3.5, forecast_time=0.025,
+    )  # fmt: skip
+    metrics.step(foreseen, EngineGauges(calibration_errors=(("greedy", 0.03),), collapsed=True))
+    metrics.step(step((0,), (0,), emitted=1), EngineGauges())  # of which nothing was foreseen
+    metrics.step(replace(foreseen, undrafted="does_not_pay", slots=(0,)), EngineGauges())
+    assert metrics.value("spec_decode_num_proposed_tokens_total") == 10
+    assert metrics.value("spec_decode_expected_accepted_tokens_total") == 3.0
+    assert metrics.value("spec_decode_num_slots_total") == 6
+    assert metrics.value("verify_capacity") == 90
+    assert metrics.value("steps_per_second") == pytest.approx(40.0)
+    assert metrics.value("forecast_tokens_total") == 7.0
+    assert metrics.value("forecast_seconds_total") == pytest.approx(0.05)
+    assert metrics.value("forecast_measured_tokens_total") == 8
+    assert metrics.value("forecast_measured_seconds_total") == pytest.approx(0.04)
+    assert metrics.value("spec_decode_steps_without_draft_total", reason="does_not_pay") == 1
+    assert metrics.value("spec_decode_calibration_error", regime="greedy") == 0.03
+    assert metrics.value("spec_decode_collapsed") == 0  # the last word
 
 
 def test_requests(metrics: Metrics) -> None:
@@ -105,7 +134,10 @@ def test_scrape(served: Served) -> None:
     names = {sample.name for sample in samples}
     missing = [name for name in NAMES if f"dspark:{name}" not in names]
     # A label that nothing has been counted under yet has no sample.
-    assert set(missing) <= {"admission_rejections_total"}
+    assert set(missing) <= {
+        "admission_rejections_total", "spec_decode_calibration_error",
+        "spec_decode_steps_without_draft_total",
+    }  # fmt: skip
     ours = [sample for sample in samples if sample.name.startswith("dspark:")]
     assert all(sample.labels["model_name"] == "fake-model" for sample in ours)
     assert not any(name.endswith("_created") for name in names)

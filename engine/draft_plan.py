@@ -1,0 +1,102 @@
+"""How much a model drafts for whom: as much as the next step should verify, nothing where it does not pay.
+
+Decided before anything is drafted, by survivals of earlier rounds and the measured cost of drafting and
+verifying. What is not drafted for is probed now and then, within a small share of the time, so that a change
+is noticed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from engine.sequence import Sequence as Text
+from scheduler.lookahead import best_count
+from scheduler.ranking import Floats, gains, rank
+from scheduler.throughput import Throughput
+
+log = logging.getLogger("dspark.engine")
+
+_MARGIN = 1.02  # by which drafting must promise to be faster
+_PROBE_SHARE = 0.01  # of the time
+_PROBE_SLOTS = 2
+_PROBE_ROUNDS = 8  # at least, between two of a sequence
+_LONGER_ROUNDS = 8  # after which a block is drafted a token longer, to see more of it
+_COLLAPSED_STEPS = 512  # with drafts that would not even pay for a sequence alone
+
+
+class DraftPlan:
+    """Remembers only how much time may go into probes, and for how long drafting has not paid.
+
+    `gamma`: the most that the model drafts.
+    """
+
+    def __init__(self, gamma: int) -> None:
+        self.gamma = gamma
+        self._credit = 0.0
+        self._hopeless = 0
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether drafts have long been too bad to pay at any load."""
+        return self._hopeless >= _COLLAPSED_STEPS
+
+    def slots(
+        self, texts: Sequence[Text], expected: Floats, throughput: Throughput, caps: Sequence[int]
+    ) -> list[int]:
+        """Tokens to draft for each sequence, at most its cap; expected [n, gamma] are survivals."""
+        count = len(texts)
+        context = float(sum(text.length for text in texts))
+        allowed = np.where(np.arange(self.gamma) < np.array(caps)[:, None], expected, 0.0)
+        ranking = rank(allowed)
+        seconds = throughput.planned(count, len(ranking), context)
+        best = best_count(ranking.survival, float(count), seconds)
+        rate = gains(float(count), ranking.survival[:best])[best] / seconds[best]
+        if rate > _MARGIN * count / seconds[0]:
+            wanted = ranking.lengths(best, count)
+        else:
+            wanted = [0] * count
+        out = [
+            min(length + (text.round % _LONGER_ROUNDS == 0), cap) if length else 0
+            for text, length, cap in zip(texts, wanted, caps, strict=True)
+        ]
+        self._probe(texts, out, caps, seconds, throughput)
+        return out
+
+    def _probe(
+        self,
+        texts: Sequence[Text],
+        slots: list[int],
+        caps: Sequence[int],
+        seconds: Floats,
+        throughput: Throughput,
+    ) -> None:
+        """Give a few slots to the sequence that has gone without for longest, if the time for it has come."""
+        idle = [
+            (text.round - text.drafted_round, row)
+            for row, text in enumerate(texts)
+            if not slots[row] and caps[row] and text.round - text.drafted_round >= _PROBE_ROUNDS
+        ]
+        size = min(_PROBE_SLOTS, self.gamma)
+        price = float(throughput.planned(len(texts), size, throughput.context)[[0, -1]] @ (-1.0, 1.0))
+        share = _PROBE_SHARE / 4 if self.collapsed else _PROBE_SHARE
+        self._credit = min(self._credit + share * float(seconds[0]), 2.0 * price)
+        if idle and self._credit >= price:
+            row = max(idle)[1]
+            slots[row] = min(size, caps[row])
+            self._credit -= price
+
+    def watch(self, means: Mapping[str, Floats], throughput: Throughput) -> None:
+        """After a step: would average blocks [gamma] of any of these regimes pay for a sequence alone?"""
+        seconds = throughput.planned(1, self.gamma, throughput.context)
+        pays = any(
+            (gains(1.0, mean) / seconds)[1:].max(initial=0.0) > 1.0 / seconds[0] for mean in means.values()
+        )
+        before = self.collapsed
+        self._hopeless = 0 if pays else self._hopeless + 1
+        if self.collapsed and not before:
+            log.warning("drafts are hardly accepted any more: drafting is switched off, and probed rarely")
+        elif before and pays:
+            log.warning("drafts pay again")
