@@ -54,7 +54,7 @@ class Survival:
     """
 
     def __init__(self, gamma: int, calibrations: Mapping[Regime, Calibration], online: bool = False) -> None:
-        self.gamma, self._online = gamma, online
+        self.gamma, self.calibrations, self._online = gamma, dict(calibrations), online
         self._heat = {name: np.ones(_MOST) for name in REGIMES}
         for name, table in calibrations.items():
             self._heat[name][: len(table.temperatures)] = table.temperatures

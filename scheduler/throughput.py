@@ -15,6 +15,8 @@ import numpy as np
 
 from scheduler.ranking import Floats
 
+_SPREAD = 0.2  # of what a live step tells about one size, to all others
+
 
 class Curve:
     """Seconds over a size, through measured points; never falling.
@@ -50,7 +52,13 @@ class Curve:
         return out
 
     def refresh(self, size: float, seconds: float, weight: float) -> None:
-        """Move the points around `size` by `weight` of what a live step was off."""
+        """Move the points around `size` by `weight` of what a live step was off.
+
+        And all of them a little: a slower or busier machine is so at every size.
+        """
+        expected = float(self.at([size])[0])
+        if expected > 0.0:
+            self.seconds *= 1.0 + weight * _SPREAD * (seconds / expected - 1.0)
         off = seconds - float(self.at([size])[0])
         last = len(self.sizes) - 1
         right = min(int(np.searchsorted(self.sizes, size)), last)

@@ -21,6 +21,7 @@ from typing import Any
 
 from server.bench_prompts import PROMPTS
 from server.options import SettingsError, add_flags, load
+from server.trace import chrome_trace, waits
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -77,14 +78,26 @@ def main(argv: Sequence[str]) -> int:
         print(f"dspark bench: {error}", file=sys.stderr)
         return 1
     policies = own["policies"] or dict.fromkeys(("off", parts.info["verify_policy"]))
-    rows = asyncio.run(_measure(parts, tally, prompts, own, list(policies)))
+    rows, steps = asyncio.run(_measure(parts, tally, prompts, own, list(policies)))
     result = {"engine": parts.info, "max_tokens": own["max_tokens"], "rows": rows}
     if own["json"]:
         Path(own["json"]).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if own["trace"]:
+        Path(own["trace"]).write_text(json.dumps(chrome_trace(steps)), encoding="utf-8")
     return 0
 
 
-_OWN = ("concurrency", "sampling", "policies", "requests", "max_tokens", "prompts", "prompt_tokens", "json")
+_OWN = (
+    "concurrency",
+    "sampling",
+    "policies",
+    "requests",
+    "max_tokens",
+    "prompts",
+    "prompt_tokens",
+    "json",
+    "trace",
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         "--prompt-tokens", type=int, metavar="N", help="cut or repeat each prompt to so many tokens"
     )
     group.add_argument("--json", metavar="FILE", help="write the results there as well")
+    group.add_argument("--trace", metavar="FILE", help="write the steps there, for chrome://tracing")
     add_flags(parser)
     return parser
 
@@ -130,7 +144,8 @@ def _prompts(path: str | None) -> list[str]:
 
 async def _measure(
     parts: Any, tally: _Tally, prompts: list[str], own: dict[str, Any], policies: list[str]
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """(a row a combination, the steps of all of them)"""
     from engine.async_engine import AsyncEngine
     from scheduler.policies import parse_policy
     from scheduler.policy import Fixed
@@ -143,9 +158,11 @@ async def _measure(
     print(_HEADER)
     rows = []
     if any(not isinstance(parse_policy(policy), Fixed) for policy in policies):
-        parts.loop.speculation.throughput = parts.profile()
+        parts.loop.speculation.throughput = parts.profile(False)
+    drafter, traced = parts.worker.drafter, []
     for sampling, streams, policy in itertools.product(own["sampling"], own["concurrency"], policies):
-        parts.loop.speculation.policy = parse_policy(policy)
+        chosen = parts.loop.speculation.policy = parse_policy(policy)
+        parts.worker.drafter = None if chosen.slots() == 0 else drafter  # off is without, as when serving
         row: dict[str, Any] = {
             "sampling": sampling,
             "concurrency": streams,
@@ -153,9 +170,10 @@ async def _measure(
         }
         row |= await _run(engine, tally, ids, SAMPLINGS[sampling], streams, own)
         rows.append(row)
+        traced += tally.steps
         print(_FORMAT.format(**row), flush=True)
     await engine.drain(0.0)
-    return rows
+    return rows, traced
 
 
 def _encode(tokenizer: Any, prompt: str) -> list[int]:
@@ -205,6 +223,7 @@ async def _run(
     steps = list(tally.steps)
     verified = [length for step in steps for length in step.verified]
     accepted = [length for step in steps for length in step.accepted]
+    wait, lost = waits(steps)
     return {
         "tokens_per_second": sum(counts) / wall,
         "step_ms": 1e3 * median(step.step_time for step in steps),
@@ -218,7 +237,16 @@ async def _run(
         "wall_seconds": wall,
         "tokens": sum(counts),
         "steps": len(steps),
+        "wait_ms": 1e3 * wait,
+        "lost_ms": 1e3 * lost,
+        "forecast_error": _forecast_error(steps),
     }
+
+
+def _forecast_error(steps: list[Any]) -> float | None:
+    """Median over steps of how far their duration was from what was foreseen, relative to that."""
+    off = [abs(step.step_time / step.forecast_time - 1.0) for step in steps if step.forecast_time]
+    return median(off) if off else None
 
 
 _HEADER = (

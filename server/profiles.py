@@ -24,8 +24,9 @@ def throughput(
     most_sequences: int,
     cache: Path,
     progress: Callable[[str], None],
+    fresh: bool = False,
 ) -> Throughput:
-    """The profile that belongs to `identity` (whatever costs depend on), measured if there is none yet."""
+    """The profile that belongs to `identity`, whatever costs depend on; measured if `fresh` or unknown."""
     executor = worker.executor
     known = {
         **identity,
@@ -38,6 +39,8 @@ def throughput(
     text = json.dumps(known, sort_keys=True, default=str)
     file = cache / "profiles" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
     try:
+        if fresh:
+            raise ValueError("a fresh one is wanted")
         model = Throughput.from_dict(json.loads(file.read_text(encoding="utf-8"))["throughput"])
         model.check(most_rows)
         return model

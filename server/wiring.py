@@ -67,8 +67,8 @@ class Parts:
     info: dict[str, Any]
     #: of the draft model, if there is one
     draft_folder: Path | None
-    #: measures what steps cost, or reads what was measured before
-    profile: Callable[[], Throughput]
+    #: measures what steps cost, or (not fresh) reads what was measured before
+    profile: Callable[[bool], Throughput]
 
 
 def build_engine(settings: Settings, observer: EngineObserver, progress: Progress) -> AsyncEngine:
@@ -142,9 +142,9 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         "version": importlib.metadata.version("dspark-server"),
     }
 
-    def profile() -> Throughput:
+    def profile(fresh: bool = False) -> Throughput:
         sizes = gamma, max(gamma, lookup), config.vocab_size, budget, settings.max_num_seqs
-        return throughput(worker, identity, *sizes, cache, progress)
+        return throughput(worker, identity, *sizes, cache, progress, fresh)
 
     if not isinstance(policy, Fixed):
         speculation.throughput = profile()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.calibration import Calibration, sigmoid
+from scheduler.throughput import Throughput
 
 
 def can_plot() -> bool:
@@ -34,6 +35,20 @@ def training_curve(metrics: Path, picture: Path) -> None:
         right.plot(steps, [_number(row.get(name)) for row in rows], label=label)
     _finish(left, "step", "accepted length (bonus included)")
     _finish(right, "step", "loss")
+    _save(figure, picture)
+
+
+def cost_curves(model: Throughput, picture: Path) -> None:
+    """Seconds of verifying and drafting, and the rows a second that they allow."""
+    figure, (left, right) = _axes(2, "what a step costs")
+    for curve, label in ((model.verify, "verify"), (model.draft, "draft")):
+        if curve.seconds.any():
+            left.plot(curve.sizes, 1e3 * curve.seconds, marker="o", markersize=3, label=label)
+    right.plot(model.verify.sizes, model.verify.sizes / model.verify.seconds, marker="o", markersize=3)
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+    _finish(left, "rows verified, tokens drafted", "ms")
+    _finish(right, "rows verified", "rows a second")
     _save(figure, picture)
 
 

@@ -63,13 +63,15 @@ def test_a_step_is_rows_context_and_draft():
 def test_live_steps_refresh_each_half_by_itself():
     model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]), per_context=0.01, context=100, weight=0.5)
     model.observe(4, 300, forward_seconds=18.0, emitted=2, accept_seconds=0.4)
-    assert model.verify.at([4]).tolist() == [14.0]  # half of 18 - 2 - 12
+    # 16 without its context instead of 12: a tenth of a third more everywhere, then half of the rest here
+    assert model.verify.at([4])[0] == pytest.approx(12.4 + 0.5 * 3.6)
+    assert model.verify.at([16])[0] == pytest.approx(36.0 * 12.4 / 12.0)
     assert model.per_token == 0.1
     model.observe_draft(1, 4.0, overhead=0.5)
-    assert model.draft.at([1]).tolist() == [3.0]
+    assert model.draft.at([1])[0] == pytest.approx(2.2 + 0.5 * 1.8)
     assert model.overhead == 0.25
     model.observe_draft(0, 99.0, overhead=0.25)
-    assert model.draft.at([1]).tolist() == [3.0]
+    assert model.draft.at([1])[0] == pytest.approx(3.1)
     model.observe(4, 300, forward_seconds=16.0, emitted=0, accept_seconds=9.0)
     assert model.per_token == 0.1
 
