@@ -56,8 +56,10 @@ class Survival:
     def __init__(self, gamma: int, calibrations: Mapping[Regime, Calibration], online: bool = False) -> None:
         self.gamma, self.calibrations, self._online = gamma, dict(calibrations), online
         self._heat = {name: np.ones(_MOST) for name in REGIMES}
+        self._shift = {name: np.zeros(_MOST) for name in REGIMES}
         for name, table in calibrations.items():
             self._heat[name][: len(table.temperatures)] = table.temperatures
+            self._shift[name][: len(table.shifts)] = table.shifts
         self.running = {name: RunningCalibration(_MOST) for name in REGIMES}
         self._acceptance = {name: Acceptance(_MOST) for name in REGIMES}
         self._mean = {name: np.full(gamma, 0.5) for name in REGIMES}  # conditional
@@ -97,6 +99,7 @@ class Survival:
     def _calibrated(self, logits: Floats, regimes: Sequence[Regime]) -> Floats:
         size = logits.shape[1]
         scaled = logits / np.stack([self._heat[name][:size] for name in regimes])
+        scaled += np.stack([self._shift[name][:size] for name in regimes])
         if self._online:
             scaled += np.stack([self.running[name].shift[:size] for name in regimes])
         return sigmoid(scaled)

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from scheduler.calibration import CALIBRATION_FILE
 from server.evaluate import UNTRIMMED
 from server.options import SettingsError, add_flags, load
 
-_OWN = ("prompts", "rounds", "max_tokens", "max_prompt", "output", "png")
+_OWN = ("prompts", "data", "rounds", "max_tokens", "max_prompt", "output", "png")
 
 #: how each regime samples
 REGIMES: dict[str, dict[str, Any]] = {
@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(
                 "rounds that a policy trims hide what would have happened: leave --verify-policy out"
             )
+        if not (own["prompts"] or own["data"]):
+            raise ValueError("say which prompts: --prompts or --data")
         # The whole block will be verified, once its size is known, and never less of it for want of rows.
         settings = load({**options, "verify_policy": "fixed:1", "max_num_batched_tokens": UNTRIMMED})
         if own["png"] and not can_plot():
@@ -63,17 +65,19 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dspark calibrate",
-        usage="dspark calibrate --prompts FILE [MODEL] [options]",
+        usage="dspark calibrate (--prompts FILE | --data DIR) [MODEL] [options]",
         description="Fit the drafter's confidence to what is accepted, every draft verified.",
         allow_abbrev=False,
     )
     group = parser.add_argument_group("Calibration")
     group.add_argument(
         "--prompts",
-        required=True,
         nargs="+",
         metavar="FILE",
         help='held-out prompts, one {"prompt": ...} a line',
+    )
+    group.add_argument(
+        "--data", metavar="DIR", help="instead: those of train_mix_*.jsonl there that smollm2-answers/ lacks"
     )
     group.add_argument("--rounds", type=int, default=10_000, metavar="N", help="for each way of sampling")
     group.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens an answer")
@@ -97,11 +101,10 @@ def _calibrate(parts: Any, own: dict[str, Any]) -> tuple[list[Any], dict[str, An
     model = getattr(drafter, "model", drafter) if drafter.name == "hybrid" else drafter
     recorder = parts.worker.drafter = Recorder(model)
     parts.loop.speculation.policy = Fixed(gamma)
-    prompts = _prompts(parts, own)
     tables, seen = [], {}
     for name, how in REGIMES.items():
         recorder.rounds = []
-        _answer(parts, recorder, prompts, how, own)
+        _answer(parts, recorder, _prompts(parts, own), how, own)
         whole = [each for each in recorder.rounds if each.confidence and each.verified == gamma]
         if not whole:
             raise ValueError(f"{model.name} drafts without confidence: nothing to calibrate")
@@ -117,33 +120,54 @@ def _calibrate(parts: Any, own: dict[str, Any]) -> tuple[list[Any], dict[str, An
 
 
 def _show(name: str, rounds: int, table: Any) -> None:
-    columns = zip(table.temperatures, table.ece_before, table.ece_after, strict=True)
-    print(f"{name}: {rounds} rounds")
-    for k, (heat, before, after) in enumerate(columns, 1):
-        print(f"    position {k}: temperature {heat:.2f}, ECE {before:.3f} -> {after:.3f}", flush=True)
+    print(f"{name}: {rounds} rounds; ECE of survival as it came, with temperatures, with shifts; noise")
+    columns = (table.temperatures, table.shifts, table.ece_before, table.ece_temperatures, table.ece_after)
+    for k, row in enumerate(zip(*columns, table.ece_noise, strict=True), 1):
+        heat, shift, *errors = row
+        text = " ".join(f"{error:.4f}" for error in errors)
+        print(f"    position {k}: temperature {heat:.2f}, shift {shift:+.2f}, {text}", flush=True)
 
 
-def _prompts(parts: Any, own: dict[str, Any]) -> list[list[int]]:
-    out = []
-    for file in own["prompts"]:
-        for line in Path(file).read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)["prompt"]
-            text = entry if isinstance(entry, str) else entry[0]
-            ids = list(parts.tokenizer.apply_chat_template([{"role": "user", "content": text}]))
-            if len(ids) <= own["max_prompt"]:
-                out.append(ids)
-    order = np.random.default_rng(0).permutation(len(out))
-    return [out[i] for i in order]
+def _prompts(parts: Any, own: dict[str, Any]) -> Iterator[list[int]]:
+    """Token ids of the prompts that are short enough, in a random order."""
+    if own["data"]:
+        entries = _unanswered(Path(own["data"]))
+    else:
+        entries = [entry for file in own["prompts"] for entry in _lines(Path(file))]
+    for index in np.random.default_rng(0).permutation(len(entries)):
+        prompt = entries[index]["prompt"]
+        text = prompt if isinstance(prompt, str) else prompt[0]
+        ids = list(parts.tokenizer.apply_chat_template([{"role": "user", "content": text}]))
+        if len(ids) <= own["max_prompt"]:
+            yield ids
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def _unanswered(data: Path) -> list[dict[str, Any]]:
+    """Training prompts that no draft model was trained on, since they have no answer."""
+    answered: set[str] = set()
+    for file in (data / "smollm2-answers").glob("*.npz"):
+        with np.load(file) as answers:
+            answered.update(answers["id"].tolist())
+    return [
+        entry
+        for file in sorted(data.glob("train_mix_*.jsonl"))
+        for entry in _lines(file)
+        if entry["id"] not in answered
+    ]
 
 
 def _answer(
-    parts: Any, recorder: Any, prompts: list[list[int]], how: dict[str, Any], own: dict[str, Any]
+    parts: Any, recorder: Any, prompts: Iterator[list[int]], how: dict[str, Any], own: dict[str, Any]
 ) -> None:
     """Until there are rounds enough, or no prompts left."""
     from engine.params import SamplingParams
     from engine.request import Request
 
-    waiting = iter(enumerate(prompts))
+    waiting = enumerate(prompts)
     while len(recorder.rounds) < own["rounds"]:
         while len(parts.loop.requests) < parts.loop.limits.max_sequences:
             number, ids = next(waiting, (None, None))

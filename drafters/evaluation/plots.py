@@ -93,8 +93,8 @@ def reliability_diagram(
     """
     figure, axes = _axes(max(2, len(regimes)), "reliability")
     for plot, (name, (table, logits, accepted)) in zip(axes, regimes.items(), strict=False):
-        for heats, style in (((1.0,) * len(table.temperatures), "--"), (table.temperatures, "-")):
-            survival = np.cumprod(sigmoid(logits / np.asarray(heats)), axis=1)
+        for survival, style in ((sigmoid(logits), "--"), (table.apply(logits), "-")):
+            survival = survival.cumprod(axis=1)
             for k in (0, 1, 3):
                 if k < survival.shape[1]:
                     label = f"first {k + 1}, {'before' if style == '--' else 'after'}"

@@ -13,6 +13,9 @@ import pytest
 from engine.drafter import Drafter
 from engine.outputs import NullObserver, OutputDelta, RequestStats
 from engine.request import ActiveRequest
+from engine.speculation import Speculation
+from scheduler.policies import parse_policy
+from scheduler.throughput import Curve, Throughput
 from tests.engine.harness import (
     VOCAB,
     Engine,
@@ -207,8 +210,10 @@ def capricious(plans: list[Plan], rng: np.random.Generator) -> Drafter:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_hundreds_of_requests_with_aborts_on_too_few_pages(seed):
+@pytest.mark.parametrize(
+    ("seed", "policy"), [(0, "fixed:4"), (1, "lookahead"), (2, "lagged"), (4, "threshold:base=0.1")]
+)
+def test_hundreds_of_requests_with_aborts_on_too_few_pages(seed, policy):
     rng = np.random.default_rng(seed)
     plans = random_plans(rng, 250)
     write_expected(plans)
@@ -216,7 +221,7 @@ def test_hundreds_of_requests_with_aborts_on_too_few_pages(seed):
     engine = Engine(
         tiny(),
         capricious(plans, rng),
-        "fixed:4",
+        speculation(policy, 4),
         num_pages=32,
         page_size=2,
         token_budget=24,
@@ -243,6 +248,12 @@ def test_hundreds_of_requests_with_aborts_on_too_few_pages(seed):
     assert sum(stats.usage.cached_tokens for stats in observer.ends) > 30
 
 
+def speculation(policy: str, gamma: int) -> Speculation:
+    """Costs at which drafts pay, whatever this machine takes."""
+    throughput = Throughput(Curve([(1, 1e-3), (64, 1.2e-3)]), Curve([(1, 1e-5), (64, 1e-4)]), weight=0.0)
+    return Speculation(parse_policy(policy), gamma, throughput)
+
+
 # ---- one small scenario, aborted everywhere
 
 SCENARIO: dict[str, tuple[list[int], dict[str, Any]]] = {
@@ -252,7 +263,7 @@ SCENARIO: dict[str, tuple[list[int], dict[str, Any]]] = {
 }
 
 
-def scenario(expected: dict[str, list[Output]] | None) -> tuple[Engine, list[Plan]]:
+def scenario(expected: dict[str, list[Output]] | None, policy: str = "fixed:2") -> tuple[Engine, list[Plan]]:
     plans = [
         Plan(name, prompt, {**params, "ignore_eos": True}) for name, (prompt, params) in SCENARIO.items()
     ]
@@ -261,7 +272,13 @@ def scenario(expected: dict[str, list[Output]] | None) -> tuple[Engine, list[Pla
             plan.expected = expected[plan.name]
     texts = [plan.prompt + output.tokens for plan in plans for output in plan.expected]
     engine = Engine(
-        tiny(), oracle(*texts), "fixed:2", num_pages=18, token_budget=9, max_sequences=3, max_model_len=48
+        tiny(),
+        oracle(*texts),
+        speculation(policy, 2),
+        num_pages=18,
+        token_budget=9,
+        max_sequences=3,
+        max_model_len=48,
     )
     return engine, plans
 
@@ -280,12 +297,13 @@ def steps_of_scenario(expected: dict[str, list[Output]]) -> int:
     return engine.steps
 
 
+@pytest.mark.parametrize("policy", ["fixed:2", "lookahead"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", SCENARIO)
-def test_an_abort_at_every_point_of_every_step(expected, name, phase):
+def test_an_abort_at_every_point_of_every_step(expected, name, phase, policy):
     states: Counter[str] = Counter()
     for step in range(16):
-        engine, plans = scenario(expected)
+        engine, plans = scenario(expected, policy)
         [victim] = [plan for plan in plans if plan.name == name]
         victim.aborted = (step, phase)
         counts = run(engine, plans)

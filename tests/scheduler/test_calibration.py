@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.calibration import Acceptance, Calibration, expected_calibration_error, fit, sigmoid
+from scheduler.calibration import Acceptance, Calibration, errors, expected_calibration_error, fit, sigmoid
 
 
 def rounds(count: int, heats: list[float], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -17,7 +17,7 @@ def rounds(count: int, heats: list[float], seed: int = 0) -> tuple[np.ndarray, n
 
 
 def test_a_logit_is_divided_by_its_temperature():
-    found = [Calibration("greedy", (heat,)).chances((2.0,))[0] for heat in (0.5, 1.0, 2.0)]
+    found = [float(Calibration("greedy", (heat,)).apply(np.array([2.0]))[0]) for heat in (0.5, 1.0, 2.0)]
     assert found == pytest.approx([0.982, 0.881, 0.731], abs=5e-4)
 
 
@@ -27,10 +27,24 @@ def test_what_was_too_sure_is_found_out_position_by_position():
     assert table.temperatures == pytest.approx(heats, rel=0.15)
     assert max(table.ece_after) < 0.01 < 0.03 < max(table.ece_before)
     held_out, accepted = rounds(40_000, heats, seed=1)
-    survival = np.ones(len(held_out))
-    for k, heat in enumerate(table.temperatures):
-        survival = survival * sigmoid(held_out[:, k] / heat)
-        assert expected_calibration_error(survival, accepted > k) < 0.012
+    assert max(errors(table, held_out, accepted)) < 0.012
+    assert max(table.ece_noise) < 0.01
+
+
+def test_a_shift_mends_what_temperatures_cannot():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(0.0, 0.5, (40_000, 2))
+    accepted = np.cumprod(rng.random(truth.shape) < sigmoid(truth), axis=1).sum(1)
+    table = fit("greedy", 2.0 * (truth - 0.6), accepted)  # mean chances 0.42 where they are 0.5
+    assert table.shifts == pytest.approx((0.6, 0.6), abs=0.06)
+    assert table.temperatures == pytest.approx((2.0, 2.0), rel=0.15)
+    assert max(table.ece_after) < 0.01 < 0.04 < table.ece_temperatures[0] < table.ece_before[0]
+
+
+def test_noise_is_what_a_sample_cannot_help():
+    few, many = (fit("greedy", *rounds(count, [1.0]), rounds(count, [1.0], 1)) for count in (500, 40_000))
+    assert few.ece_noise[0] == pytest.approx(few.ece_after[0], rel=0.7)
+    assert few.ece_noise[0] > 4 * many.ece_noise[0]
 
 
 def test_calibrated_confidences_stay_as_they_are():
@@ -49,12 +63,14 @@ def test_a_table_comes_back_from_a_file():
     assert Calibration.from_dict(table.to_dict()) == table
     with pytest.raises(ValueError, match="no calibration"):
         Calibration.from_dict({"heat": 3})
+    with pytest.raises(ValueError, match="shift for each"):
+        Calibration.from_dict({"regime": "greedy", "temperatures": [1.0, 1.0], "shifts": [0.1]})
     with pytest.raises(ValueError, match="positive"):
         Calibration.from_dict({"regime": "greedy", "temperatures": [1.0, 0.0]})
 
 
 def test_a_short_table_speaks_for_its_positions_only():
-    assert len(Calibration("greedy", (1.0, 1.0)).chances((0.5, 0.5, 0.5))) == 2
+    assert Calibration("greedy", (1.0, 1.0)).apply(np.full((4, 3), 0.5)).shape == (4, 2)
 
 
 def test_acceptance_is_learnt_from_what_was_tried():
