@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     options = vars(_parser().parse_args(argv))
     own = {name: options.pop(name) for name in _OWN}
     try:
-        if load(options).verify_policy is not None:
+        if load(options).policy is not None:
             raise ValueError(
                 "rounds that a policy trims hide what would have happened: leave --verify-policy out"
             )

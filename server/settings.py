@@ -50,12 +50,34 @@ class SpeculativeConfig(BaseModel):
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_DRAFT)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)
+    #: the same as --verify-policy
+    verify_policy: str | None = None
+    #: as vLLM has it: look-ahead, or (false) all that are drafted; None: see --verify-policy
+    enable_adaptive_verification: bool | None = None
+    #: drafts are drawn from the drafter's distribution, never its argmax
+    draft_sample_method: Literal["probabilistic"] = "probabilistic"
+
+    @field_validator("verify_policy")
+    @classmethod
+    def _known_policy(cls, value: str | None) -> str | None:
+        return _checked_policy(value)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
+        if self.verify_policy is not None and self.enable_adaptive_verification is not None:
+            raise ValueError("give verify_policy or enable_adaptive_verification, not both")
         return self
+
+    @property
+    def policy(self) -> str | None:
+        """The verify policy that these keys ask for, if they ask for one."""
+        if self.enable_adaptive_verification is None:
+            return self.verify_policy
+        if self.enable_adaptive_verification:
+            return "lookahead"
+        return f"fixed:{self.num_speculative_tokens or LOOKUP_TOKENS}"
 
 
 class Settings(BaseModel):
@@ -153,7 +175,7 @@ class Settings(BaseModel):
         SpeculativeConfig(),
         "Speculative decoding",
         'how drafts are made, for example {"method": "ngram", "num_speculative_tokens": 5}; further keys: '
-        "prompt_lookup_min, prompt_lookup_max",
+        "model, prompt_lookup_min, prompt_lookup_max, verify_policy, enable_adaptive_verification",
         metavar="JSON",
     )
     verify_policy: str | None = option(
@@ -249,23 +271,26 @@ class Settings(BaseModel):
     @field_validator("verify_policy")
     @classmethod
     def _known_policy(cls, value: str | None) -> str | None:
-        if value is None:
-            return value
-        policy = parse_policy(value)
-        if isinstance(policy, Fixed) and policy.k > MAX_DRAFT:
-            raise ValueError(f"at most {MAX_DRAFT} drafts are verified, not {value!r}")
-        return value
+        return _checked_policy(value)
 
     @model_validator(mode="after")
     def _agreeing(self) -> Self:
-        drafted = self.speculative_config.num_speculative_tokens
-        if drafted and self.verify_policy and self.verify_policy.removeprefix("fixed:").isdigit():
-            verified = int(self.verify_policy.removeprefix("fixed:"))
+        drafted, policy = self.speculative_config.num_speculative_tokens, self.policy
+        asked = self.speculative_config.policy
+        if self.verify_policy and asked and self.verify_policy != asked:
+            raise ValueError(
+                f"--verify-policy {self.verify_policy} and --speculative-config disagree: it says {asked}"
+            )
+        if drafted and policy and policy.removeprefix("fixed:").isdigit():
+            verified = int(policy.removeprefix("fixed:"))
             if self.speculative_config.method != "off" and verified > drafted:
-                raise ValueError(
-                    f"verify_policy {self.verify_policy} verifies more than the {drafted} drafted tokens"
-                )
+                raise ValueError(f"verify_policy {policy} verifies more than the {drafted} drafted tokens")
         return self
+
+    @property
+    def policy(self) -> str | None:
+        """The verify policy that was asked for, by its own flag or within the speculative configuration."""
+        return self.verify_policy or self.speculative_config.policy
 
     @property
     def model_names(self) -> list[str]:
@@ -279,6 +304,14 @@ class Settings(BaseModel):
             return self.chat_template
         with open(self.chat_template, encoding="utf-8") as file:
             return file.read()
+
+
+def _checked_policy(value: str | None) -> str | None:
+    if value is not None:
+        policy = parse_policy(value)
+        if isinstance(policy, Fixed) and policy.k > MAX_DRAFT:
+            raise ValueError(f"at most {MAX_DRAFT} drafts are verified, not {value!r}")
+    return value
 
 
 def _is_template_text(value: str) -> bool:

@@ -251,7 +251,7 @@ def _speculation(
     settings: Settings, executor: Executor, folder: Path, max_model_len: int
 ) -> tuple[Drafter | None, str]:
     """The drafter and the name of the policy that go together."""
-    config, policy = settings.speculative_config, settings.verify_policy
+    config, policy = settings.speculative_config, settings.policy
     if config.method == "off" or policy == "off":
         if policy not in (None, "off", "fixed:0"):
             raise BadSettings(f"--verify-policy {policy} needs a drafter, and there is none")

@@ -156,3 +156,24 @@ def test_wrong_files(tmp_path: Path, content: str, words: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
         from_flags("--config", str(file))
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_policy_may_stand_in_the_speculative_configuration() -> None:
+    def policy(config: str, *flags: str) -> str | None:
+        return from_flags("-sc", config, *flags).policy
+
+    assert policy("{}") is None
+    assert policy('{"verify_policy": "lagged"}') == "lagged"
+    assert policy('{"enable_adaptive_verification": true, "num_speculative_tokens": 7}') == "lookahead"
+    assert policy('{"enable_adaptive_verification": false, "num_speculative_tokens": 7}') == "fixed:7"
+    assert policy('{"draft_sample_method": "probabilistic"}', "--verify-policy", "off") == "off"
+    assert policy('{"verify_policy": "lagged"}', "--verify-policy", "lagged") == "lagged"
+    for config, *flags in (
+        ('{"verify_policy": "sometimes"}',),
+        ('{"verify_policy": "lagged"}', "--verify-policy", "off"),
+        ('{"verify_policy": "lagged", "enable_adaptive_verification": true}',),
+        ('{"verify_policy": "fixed:4", "num_speculative_tokens": 3}',),
+        ('{"draft_sample_method": "greedy"}',),
+    ):
+        with pytest.raises(SettingsError, match=r"policy|adaptive|probabilistic"):
+            policy(config, *flags)
