@@ -47,8 +47,9 @@ class Sequence:
         self.page_keys: list[PageKey] = []  # of full pages of committed tokens; survives preemption
         self.published = 0  # pages, from the first on, that were offered to the prefix cache
         self.draft: DraftBlock | None = None
-        self.survivals: Floats | None = None  # [gamma] expected of the last block that a model drafted
-        self.drafted_round = 0  # in which that was verified
+        self.chances: Floats | None = None  # conditional, of the last block that a model drafted
+        self.survivals: Floats | None = None  # [gamma] that are expected of its next one
+        self.drafted_round = 0  # in which the last one was verified
         self.round = 0
         self.last_emission: float | None = None
         self._tokens: Tokens = np.array(prompt, dtype=np.int32)

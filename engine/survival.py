@@ -2,7 +2,8 @@
 
 For the waiting blocks: the drafter's confidence, calibrated for the way that the request samples; what the
 drafter itself has counted for blocks that it looked up; what was accepted at each position where neither is
-known. For blocks yet to come: the survivals of the same request's last block.
+known. For blocks yet to come: the survivals of the same request's last block, drawn towards the average as
+far as one block tells little about the next.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from scheduler.ranking import Floats, survivals
 from scheduler.running_calibration import RunningCalibration
 
 _MOST = 64  # positions that any policy verifies
+_LIKENESS_DECAY = 0.999  # of what earlier pairs of blocks count
+_LIKENESS_PRIOR = 1.0
 _MEAN_WEIGHT = 0.02  # of a block in the running mean that stands in for a new sequence's history
 REGIMES: tuple[Regime, ...] = ("greedy", "rejection", "coupled")
 
@@ -62,6 +65,7 @@ class Survival:
             self._shift[name][: len(table.shifts)] = table.shifts
         self.running = {name: RunningCalibration(_MOST) for name in REGIMES}
         self._acceptance = {name: Acceptance(_MOST) for name in REGIMES}
+        self._likeness = {name: Likeness() for name in REGIMES}
         self._mean = {name: np.full(gamma, 0.5) for name in REGIMES}  # conditional
 
     def errors(self) -> tuple[tuple[str, float], ...]:
@@ -149,7 +153,33 @@ class Survival:
     def _remember(self, text: Text, name: Regime, chances: Floats) -> None:
         chances = np.nan_to_num(chances[: self.gamma])
         mean, size = self._mean[name], len(chances)
+        self._likeness[name].observe(text.chances, chances, mean)
         mean[:size] += _MEAN_WEIGHT * (chances - mean[:size])
         # Where it was not drafted: as the others' go on.
-        text.survivals = np.concatenate((chances, mean[size:])).cumprod()
+        expected = mean.copy()
+        expected[:size] += self._likeness[name].value * (chances - mean[:size])
+        text.chances, text.survivals = chances, expected.cumprod()
         text.drafted_round = text.round
+
+
+class Likeness:
+    """How much of what sets a block apart from the average is left in the same text's next one.
+
+    A running regression through the origin: 1 if blocks go on as they were, 0 if the last one tells nothing.
+    """
+
+    def __init__(self) -> None:
+        self._product, self._square = 0.5 * _LIKENESS_PRIOR, _LIKENESS_PRIOR
+
+    @property
+    def value(self) -> float:
+        return min(max(self._product / self._square, 0.0), 1.0)
+
+    def observe(self, before: Floats | None, now: Floats, mean: Floats) -> None:
+        """Conditional chances of two blocks of a text, and of an average one, [up to gamma] each."""
+        if before is None:
+            return
+        size = min(len(before), len(now))
+        apart = before[:size] - mean[:size]
+        self._product = _LIKENESS_DECAY * self._product + float(apart @ (now[:size] - mean[:size]))
+        self._square = _LIKENESS_DECAY * self._square + float(apart @ apart)

@@ -13,7 +13,7 @@ from engine.draft_plan import DraftPlan
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
 from engine.speculation import Speculation
-from engine.survival import Survival, regime
+from engine.survival import Likeness, Survival, regime
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
 from scheduler.calibration import Calibration
 from scheduler.policy import Fixed
@@ -239,3 +239,28 @@ def test_a_drafts_duration_counts_once_its_blocks_are_decided():
     engine.loop.commit(batch, engine.worker.run(batch))
     if result.drafts[0] is not None:
         assert speculation.throughput.draft.at([1])[0] > before[0]
+
+
+@pytest.mark.parametrize(("rho", "wanted"), [(0.0, 0.0), (0.6, 0.6), (1.0, 1.0)])
+def test_how_much_a_block_tells_about_the_next_is_learnt(rho, wanted):
+    likeness, rng = Likeness(), np.random.default_rng(0)
+    mean, block = np.full(3, 0.5), np.full(3, 0.5)
+    for _ in range(3000):
+        following = mean + rho * (block - mean) + (1.0 - rho) * rng.normal(0.0, 0.1, 3)
+        if rho == 1.0:
+            block = mean + rng.normal(0.0, 0.1, 3)
+            following = block
+        likeness.observe(block, following, mean)
+        block = following
+    assert likeness.value == pytest.approx(wanted, abs=0.06)
+
+
+def test_a_new_text_is_expected_to_be_average_and_a_known_one_like_itself():
+    speculation = planned(LookAhead())
+    survival, engine = speculation.survival, Engine(tiny(), None, "off")
+    text = engine.add("a", [3, 4], max_tokens=2, temperature=0.0).sequences[0]
+    assert survival.expected([text])[0] == pytest.approx([0.5, 0.25, 0.125, 0.0625])
+    survival._remember(
+        text, "greedy", np.array([0.9, 0.9])
+    )  # half of what sets it apart is believed at first
+    assert survival.expected([text])[0] == pytest.approx([0.7, 0.49, 0.25, 0.12], abs=0.03)
