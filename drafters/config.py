@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from drafters.dialects import DEEPSPEC, in_one_form
 from engine.models.config import ModelConfig
 
 HeadKind = Literal["none", "vanilla", "gated", "rnn"]
@@ -18,12 +19,10 @@ Family = Literal["block", "eagle3", "mtp"]
 
 #: names of the classes in config.json: DeepSpec's for DSpark and its own DFlash baselines, the others ours
 ARCHITECTURES: dict[Family, str] = {
-    "block": "Qwen3DSparkModel",
+    "block": DEEPSPEC,
     "eagle3": "Qwen3Eagle3ChainModel",
     "mtp": "Qwen3MTPModel",
 }
-#: the name under which z-lab publishes DFlash, in a dialect of its own
-DFLASH = "DFlashDraftModel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +76,9 @@ class DraftConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> DraftConfig:
-        """Parse a config in DeepSpec's dialect, or z-lab's. Raises UnsupportedModel or ValueError."""
+        """Parse a config in any of `drafters.dialects`. Raises UnsupportedModel or ValueError."""
         try:
-            return cls._parsed(raw)
+            return cls._parsed(in_one_form(raw))
         except KeyError as error:
             raise ValueError(f"the draft model's config.json lacks {error}") from None
 
@@ -93,11 +92,6 @@ class DraftConfig:
         window = raw.get("context_window")
         windows = (None if window is None else int(window),) * layers.num_layers
         names = raw.get("architectures") or [ARCHITECTURES["block"]]
-        if names[0] == DFLASH:
-            names, raw = (
-                [ARCHITECTURES["block"]],
-                {"sample_from_anchor": False, **raw, **raw["dflash_config"]},
-            )
         family = next((family for family, name in ARCHITECTURES.items() if name == names[0]), None)
         if family is None:
             raise ValueError(

@@ -62,13 +62,17 @@ def bigram_factors(
 @torch.no_grad()
 def teach_bigrams(head: MarkovHead, previous: torch.Tensor, following: torch.Tensor) -> None:
     """Let a fresh head of any kind add previous [V, r] x following [V', r] to the logits."""
-    size = 1.0
+    size = torch.ones(head.rank)
     if head.kind == "gated":
         following = 2.0 * following  # its gates begin half open
     elif head.kind == "rnn":
-        size = _LINEAR / float(previous.abs().max().clamp_min(1e-6))
+        # No smaller than it must be: W2 makes up for it, and would make noise of everything else as well.
+        size = (_LINEAR / previous.abs().amax(0).cpu()).clamp_max(1.0)
         rank = head.rank
         out = head.joint_proj.weight[2 * rank :]
+        out.zero_()
         out[:, rank : 2 * rank] = torch.eye(rank)
+        head.joint_proj.bias[2 * rank :].zero_()
+    size = size.to(previous.device)
     head.markov_w1.weight.copy_(previous * size)
     head.markov_w2.weight.copy_(following / size)
