@@ -43,6 +43,7 @@ from scheduler.policies import parse_policy
 from scheduler.policy import Fixed
 from scheduler.throughput import Throughput
 from server.profiles import throughput
+from server.self_check import PROMPT, self_check
 from server.settings import DEFAULT_MODEL, LOOKUP_TOKENS, Settings, SpeculativeConfig
 
 Progress = Callable[[str], None]
@@ -74,6 +75,9 @@ class Parts:
 def build_engine(settings: Settings, observer: EngineObserver, progress: Progress) -> AsyncEngine:
     """The server's engine. Raises ModelNotFound, UnsupportedModel, CorruptModel or BadSettings."""
     parts = build_parts(settings, observer, progress)
+    if settings.speculative_config.model is not None and parts.draft_folder is not None:
+        ids = list(parts.tokenizer.encode(PROMPT))
+        parts.info["self_check"] = round(self_check(parts.loop, parts.worker, ids), 2)
     return AsyncEngine(
         parts.loop,
         parts.worker,
