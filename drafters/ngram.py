@@ -52,18 +52,18 @@ class NgramDrafter:
         return DraftBlock(tokens, chances=chances)
 
     def _look_up(self, tokens: Tokens, slots: int) -> tuple[int, tuple[int, ...]]:
-        """(length of the match, what followed it)"""
-        # Ends of earlier occurrences of the last token; each longer tail only filters them.
-        ends = (tokens[:-1] == tokens[-1]).nonzero()[0]
-        best, match = None, 0
-        for n in range(1, min(self.max_n, len(tokens) - 1) + 1):
-            if n > 1:
-                ends = ends[ends >= n - 1]
-                ends = ends[tokens[ends - (n - 1)] == tokens[-n]]
-            if not len(ends):
-                break
-            if n >= self.min_n:
-                best, match = int(ends[-1]), n
-        if best is None:
-            return 0, ()
-        return match, tuple(tokens[best + 1 : best + 1 + slots].tolist())
+        """(length of the match, what followed it)
+
+        Searched as bytes: a step looks up for every sequence, and this is several times as fast as arrays.
+        """
+        size = tokens.itemsize
+        text = tokens.tobytes()
+        for n in range(min(self.max_n, len(tokens) - 1), self.min_n - 1, -1):
+            tail = text[-n * size :]
+            at = text.rfind(tail, 0, len(text) - size)
+            while at > 0 and at % size:  # across the bytes of two tokens: not a match
+                at = text.rfind(tail, 0, at + len(tail) - 1)
+            if at >= 0:
+                end = at // size + n
+                return n, tuple(tokens[end : end + slots].tolist())
+        return 0, ()

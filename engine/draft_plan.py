@@ -25,6 +25,7 @@ _PROBE_SLOTS = 2
 _PROBE_ROUNDS = 8  # at least, between two of a sequence
 _LONGER_ROUNDS = 8  # after which a block is drafted a token longer, to see more of it
 _COLLAPSED_STEPS = 512  # with drafts that would not even pay for a sequence alone
+_WATCH_STEPS = 16
 
 
 class DraftPlan:
@@ -36,7 +37,7 @@ class DraftPlan:
     def __init__(self, gamma: int) -> None:
         self.gamma = gamma
         self._credit = 0.0
-        self._hopeless = 0
+        self._hopeless = self._steps = 0
 
     @property
     def collapsed(self) -> bool:
@@ -79,23 +80,31 @@ class DraftPlan:
             for row, text in enumerate(texts)
             if not slots[row] and caps[row] and text.round - text.drafted_round >= _PROBE_ROUNDS
         ]
+        share = _PROBE_SHARE / 4 if self.collapsed else _PROBE_SHARE
+        self._credit += share * float(seconds[0])
+        if not idle:
+            return
         size = min(_PROBE_SLOTS, self.gamma)
         price = float(throughput.planned(len(texts), size, throughput.context)[[0, -1]] @ (-1.0, 1.0))
-        share = _PROBE_SHARE / 4 if self.collapsed else _PROBE_SHARE
-        self._credit = min(self._credit + share * float(seconds[0]), 2.0 * price)
-        if idle and self._credit >= price:
+        if self._credit >= price:
             row = max(idle)[1]
             slots[row] = min(size, caps[row])
-            self._credit -= price
+            self._credit = min(self._credit - price, price)  # no more than one ahead
 
     def watch(self, means: Mapping[str, Floats], throughput: Throughput) -> None:
-        """After a step: would average blocks [gamma] of any of these regimes pay for a sequence alone?"""
+        """After a step: would average blocks [gamma] of any of these regimes pay for a sequence alone?
+
+        Looked at every few steps.
+        """
+        self._steps += 1
+        if self._steps % _WATCH_STEPS:
+            return
         seconds = throughput.planned(1, self.gamma, throughput.context)
         pays = any(
             (gains(1.0, mean) / seconds)[1:].max(initial=0.0) > 1.0 / seconds[0] for mean in means.values()
         )
         before = self.collapsed
-        self._hopeless = 0 if pays else self._hopeless + 1
+        self._hopeless = 0 if pays else self._hopeless + _WATCH_STEPS
         if self.collapsed and not before:
             log.warning("drafts are hardly accepted any more: drafting is switched off, and probed rarely")
         elif before and pays:

@@ -66,8 +66,7 @@ class Speculation:
     def lengths(self, members: Sequence[Text], rows: int, spare_rows: int, load: float) -> list[int]:
         """Verify lengths of these sequences' blocks, in a step that has `rows` rows without any."""
         blocks = self._blocks = self.survival.blocks(members)
-        drafted = int(blocks.length.sum())
-        cap = min(spare_rows, drafted)
+        cap = min(spare_rows, int(blocks.length.sum()))
         if not cap:
             return [0] * len(members)
         sequences = sum(text.pending == 1 for text in members)
@@ -160,9 +159,11 @@ class Speculation:
 
     def _forecast(self, batch: VerificationBatch, blocks: Blocks, verified: np.ndarray) -> Forecast:
         """As it was foreseen when the step was latched: nothing has been learnt from it yet."""
-        alive = survivals(blocks.chances)
-        alive[np.arange(alive.shape[1]) >= verified[:, None]] = 0.0
-        expected = alive.sum(axis=1)
+        expected = np.zeros(len(verified))
+        if blocks.chances.shape[1]:
+            alive = survivals(blocks.chances)
+            alive[np.arange(alive.shape[1]) >= verified[:, None]] = 0.0
+            expected = alive.sum(axis=1)
         tokens = sum(item.sample for item in batch.items) + float(expected.sum())
         seconds = 0.0
         if self.throughput is not None:

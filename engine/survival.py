@@ -75,8 +75,11 @@ class Survival:
 
     def blocks(self, texts: Sequence[Text]) -> Blocks:
         """What waits; a sequence that prefills has nothing to verify."""
-        regimes = tuple(regime(text.state.params) for text in texts)
         drafts = [text.draft if text.pending == 1 else None for text in texts]
+        if not any(drafts):
+            nothing = np.zeros(len(texts), dtype=bool)
+            return Blocks((), nothing.astype(np.int64), np.zeros((len(texts), 0)), nothing, nothing)
+        regimes = tuple(regime(text.state.params) for text in texts)
         length = np.array([0 if block is None else len(block) for block in drafts], dtype=np.int64)
         size = int(length.max(initial=0))
         chances = np.zeros((len(texts), size))
@@ -137,6 +140,8 @@ class Survival:
     def observe(self, blocks: Blocks, texts: Sequence[Text], verified: Ints, accepted: Ints) -> None:
         """A step is over: of each waiting block [R] so many drafts were verified and accepted."""
         size = np.arange(blocks.chances.shape[1])
+        if not len(size):
+            return
         tried = size < np.minimum(accepted + 1, verified)[:, None]
         hits = size < accepted[:, None]
         for name in set(blocks.regimes):

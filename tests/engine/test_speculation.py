@@ -148,7 +148,8 @@ def test_drafts_that_are_never_accepted_are_given_up_and_come_back(caplog):
     assert not plan.collapsed
     plan.watch(bad, throughput)
     assert plan.collapsed
-    plan.watch(bad | {"rejection": good["greedy"]}, throughput)  # one kind of request is enough
+    for _ in range(16):
+        plan.watch(bad | {"rejection": good["greedy"]}, throughput)  # one kind of request is enough
     assert not plan.collapsed
     assert [record.message.split(":")[0].split(",")[0] for record in caplog.records] == [
         "drafts are hardly accepted any more",
