@@ -34,9 +34,9 @@ class _Record:
         self.accepted *= decay
         self.tried *= decay
 
-    def add(self, accepted: int, verified: int) -> None:
+    def add(self, accepted: int, decided: int) -> None:
         self.accepted += accepted
-        self.tried += min(accepted + 1, verified)
+        self.tried += decided
 
     def chance(self, prior: float) -> float:
         """Conditional acceptance of a token, leaning on `prior` where little is known."""
@@ -73,9 +73,10 @@ class HybridDrafter:
                 continue
             record.fade(_DECAY)  # also while the other one drafts: it may be worth another try
             if item.draft.chances is None:
-                record.add(verdict.accepted, item.verify)
+                decided = verdict.decided(item.verify)
+                record.add(verdict.accepted, decided)
                 self._all.fade(0.999)
-                self._all.add(verdict.accepted, item.verify)
+                self._all.add(verdict.accepted, decided)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
         blocks = self.lookup.draft(requests)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _LONGEST = 12  # match that is told apart
-_PRIOR = 4.0  # tokens that all texts together count for a new one
+_PRIOR = 4.0  # tokens that all texts together count for a new one, and assumptions for all texts
 _DECAY = 0.999  # of what all texts did, a block
 _FADE = 0.9  # of what a text did, a block that was found in it
 _MOST_SEQUENCES = 4096
@@ -30,10 +30,9 @@ class LookupRecord:
     """Counts of accepted and tried tokens, fading; a token behind the first rejection was never tried."""
 
     def __init__(self) -> None:
-        lengths = np.arange(_LONGEST + 1)
-        self._tried = np.full((2, _LONGEST + 1), 4.0)
-        # Longer matches hold better: what is assumed until there are counts.
-        self._accepted = self._tried * np.minimum(0.2 + 0.1 * lengths, 0.9)
+        # Longer matches hold better: what is assumed where little is counted.
+        self._assumed = np.minimum(0.2 + 0.1 * np.arange(_LONGEST + 1), 0.9)
+        self._tried, self._accepted = np.zeros((2, _LONGEST + 1)), np.zeros((2, _LONGEST + 1))
         self._texts: OrderedDict[int, _Text] = OrderedDict()
 
     def chances(self, sequence: int, match: int, count: int, greedy: bool) -> tuple[float, ...]:
@@ -41,25 +40,25 @@ class LookupRecord:
         text = self._text(sequence)
         text.match, text.greedy = match, greedy
         lengths = np.minimum(match + np.arange(count), _LONGEST)
-        everyone = self._accepted[int(greedy), lengths] / self._tried[int(greedy), lengths]
+        accepted, tried = self._accepted[int(greedy), lengths], self._tried[int(greedy), lengths]
+        everyone = (accepted + _PRIOR * self._assumed[lengths]) / (tried + _PRIOR)
         out: list[float] = ((text.accepted + _PRIOR * everyone) / (text.tried + _PRIOR)).tolist()
         # Also where nothing was verified: what was not tried for long is worth another try.
         text.accepted *= _FADE
         text.tried *= _FADE
         return tuple(out)
 
-    def observe(self, sequence: int, verified: int, accepted: int) -> None:
-        """Of a text's looked-up block so many tokens were verified, and so many accepted."""
+    def observe(self, sequence: int, decided: int, accepted: int) -> None:
+        """Of a text's looked-up block so many tokens were decided on, and so many accepted."""
         text = self._texts.get(sequence)
         if text is None:
             return
-        tried = min(accepted + 1, verified)
         text.accepted += accepted
-        text.tried += tried
+        text.tried += decided
         row = int(text.greedy)
         self._tried[row] *= _DECAY
         self._accepted[row] *= _DECAY
-        lengths = np.minimum(text.match + np.arange(tried), _LONGEST)
+        lengths = np.minimum(text.match + np.arange(decided), _LONGEST)
         np.add.at(self._tried[row], lengths, 1.0)
         np.add.at(self._accepted[row], lengths[:accepted], 1.0)
 

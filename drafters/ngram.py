@@ -38,7 +38,7 @@ class NgramDrafter:
         """Count how looked-up blocks fared. The proposals themselves depend on the text alone."""
         for item, verdict in zip(batch.items, verdicts, strict=True):
             if item.verify and item.draft is not None and item.draft.chances is not None:
-                self._record.observe(item.sequence, item.verify, verdict.accepted)
+                self._record.observe(item.sequence, verdict.decided(item.verify), verdict.accepted)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
         return [self._block(request) for request in requests]

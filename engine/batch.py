@@ -128,6 +128,13 @@ class Verdict:
     finish: Finish | None = None
     stop_token: int | None = None
 
+    def decided(self, verified: int) -> int:
+        """Of so many verified drafts those that were decided on.
+
+        None was behind the first that was not accepted, nor behind one that ended the text.
+        """
+        return min(self.accepted + (len(self.tokens) > self.accepted), verified)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

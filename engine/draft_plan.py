@@ -41,19 +41,28 @@ class DraftPlan:
 
     @property
     def collapsed(self) -> bool:
-        """Whether drafts have long been too bad to pay at any load."""
+        """Whether drafts have long been too bad, or too dear, to pay at any load."""
         return self._hopeless >= _COLLAPSED_STEPS
 
     def slots(
-        self, texts: Sequence[Text], expected: Floats, throughput: Throughput, caps: Sequence[int]
+        self,
+        texts: Sequence[Text],
+        expected: Floats,
+        throughput: Throughput,
+        caps: Sequence[int],
+        room: int,
     ) -> list[int]:
-        """Tokens to draft for each sequence, at most its cap; expected [n, gamma] are survivals."""
+        """Tokens to draft for each sequence, at most its cap; expected [n, gamma] are survivals.
+
+        `room`: rows that the next step will have for drafts.
+        """
         count = len(texts)
         context = float(sum(text.length for text in texts))
         allowed = np.where(np.arange(self.gamma) < np.array(caps)[:, None], expected, 0.0)
         ranking = rank(allowed)
-        seconds = throughput.planned(count, len(ranking), context)
-        best = best_count(ranking.survival, float(count), seconds)
+        most = min(len(ranking), room)
+        seconds = throughput.planned(count, most, context)
+        best = best_count(ranking.survival[:most], float(count), seconds)
         rate = gains(float(count), ranking.survival[:best])[best] / seconds[best]
         if rate > _MARGIN * count / seconds[0]:
             wanted = ranking.lengths(best, count)
@@ -63,7 +72,8 @@ class DraftPlan:
             min(length + (text.round % _LONGER_ROUNDS == 0), cap) if length else 0
             for text, length, cap in zip(texts, wanted, caps, strict=True)
         ]
-        self._probe(texts, out, caps, seconds, throughput)
+        if room:
+            self._probe(texts, out, caps, seconds, throughput)
         return out
 
     def _probe(
@@ -89,6 +99,7 @@ class DraftPlan:
         if self._credit >= price:
             row = max(idle)[1]
             slots[row] = min(size, caps[row])
+            texts[row].drafted_round = texts[row].round  # whatever comes of it, others are next
             self._credit = min(self._credit - price, price)  # no more than one ahead
 
     def watch(self, means: Mapping[str, Floats], throughput: Throughput) -> None:
@@ -106,6 +117,8 @@ class DraftPlan:
         before = self.collapsed
         self._hopeless = 0 if pays else self._hopeless + _WATCH_STEPS
         if self.collapsed and not before:
-            log.warning("drafts are hardly accepted any more: drafting is switched off, and probed rarely")
+            log.warning(
+                "drafts have long not paid, not even for a sequence alone: they are probed rarely now"
+            )
         elif before and pays:
             log.warning("drafts pay again")

@@ -31,7 +31,7 @@ from engine.pages import PagePool
 from engine.params import ParamError
 from engine.request import ActiveRequest, Request
 from engine.sequence import Sequence, Status
-from engine.speculation import Slots, Speculation
+from engine.speculation import Slots, Speculation, Step
 from engine.step_stats import Latch, step_stats
 from scheduler.admission import Limits, Running, StepPlan, Waiting, plan_step
 
@@ -122,8 +122,10 @@ class EngineLoop:
             return None
         decoding = sum(sequence.pending == 1 for sequence in members)
         load = decoding / self.limits.max_sequences
-        lengths = self.speculation.lengths(members, sum(plan.rows.values()), plan.spare_rows, load)
-        wanted = self._draft_slots(members, plan)
+        sampling = [each for each in members if plan.rows[each.key] == each.pending]
+        wanted = self._draft_slots(members, sampling, plan)
+        step = Step(sum(plan.rows.values()), len(sampling), plan.spare_rows)
+        lengths = self.speculation.lengths(members, step, wanted, load)
         spare = plan.spare_pages - len(self.running)  # a page each, for the anchors of the next step
         items, short = [], False
         for sequence, verify, slots in zip(members, lengths, wanted, strict=True):
@@ -185,11 +187,13 @@ class EngineLoop:
             pending, pages = self.table.probe(sequence)
             yield Waiting(sequence.key, pending, pages, now - owner.arrived)
 
-    def _draft_slots(self, members: list[Sequence], plan: StepPlan) -> list[Slots]:
+    def _draft_slots(self, members: list[Sequence], sampling: list[Sequence], plan: StepPlan) -> list[Slots]:
         """How many tokens to draft for each after this step; fixed before anything is drafted."""
-        sampling = [sequence for sequence in members if plan.rows[sequence.key] == sequence.pending]
         caps = [self._owner[sequence.key].request.speculative_tokens for sequence in sampling]
-        slots = self.speculation.slots(sampling, caps)
+        # Anchors and what is left of prompts come first in the next step too.
+        left = sum(sequence.pending - plan.rows.get(sequence.key, 0) for sequence in self.running)
+        room = max(0, self.limits.token_budget - len(sampling) - left)
+        slots = self.speculation.slots(sampling, caps, room)
         by_key = {sequence.key: count for sequence, count in zip(sampling, slots, strict=True)}
         return [by_key.get(sequence.key, Slots()) for sequence in members]
 
@@ -241,9 +245,8 @@ class EngineLoop:
         self._in_flight = None
         deltas: list[Delta] = []
         sequences = [self._sequence(item.sequence) for item in batch.items]
-        begun = self._latched.begun
-        overhead = time.perf_counter() - begun - result.worker_time
-        forecast = self.speculation.observe(batch, result, sequences, overhead)
+        begun = time.perf_counter()
+        forecast = self.speculation.observe(batch, result, sequences)
         for sequence, item, verdict, draft in zip(
             sequences, batch.items, result.verdicts, result.drafts, strict=True
         ):
@@ -255,7 +258,8 @@ class EngineLoop:
                 deltas.append(self._commit_tokens(sequence, item, verdict, draft))
             if sequence.status is Status.RUNNING:
                 self.table.publish(sequence)
-        stats = step_stats(batch, result, self._latched, forecast, time.perf_counter() - begun)
+        stats = step_stats(batch, result, self._latched, forecast, begun, time.perf_counter())
+        self.speculation.spent(stats.step_time - result.worker_time)
         self.observer.step(stats, self.gauges())
         return deltas + self.drain_aborted()
 

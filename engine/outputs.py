@@ -66,6 +66,7 @@ class RequestStats:
     preemptions: int
     verified: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
+    choices: int = 1
 
 
 #: why nothing was drafted in a step in which sequences sampled
@@ -86,7 +87,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One engine step; times in seconds, `begun` and `worker_begun` on `time.perf_counter`'s clock.
+    """One engine step; times in seconds, `begun` and others on `time.perf_counter`'s clock.
 
     `verified` has one entry a decoding sequence: drafted tokens that were verified (0: plain decode).
     `waiting`, `accepted` and `expected` are parallel to it: drafts that waited to be verified, that were
@@ -115,6 +116,7 @@ class StepStats:
     latch_time: float = 0.0
     worker_begun: float = 0.0
     verify_time: float = 0.0
+    commit_begun: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,6 @@ class EngineObserver(Protocol):
     def gauges(self, gauges: EngineGauges) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
 class NullObserver:
     """Ignores everything."""
 

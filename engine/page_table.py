@@ -33,7 +33,7 @@ class PageTable:
     def reserve(self, sequence: Sequence, rows: int, spare: int) -> int | None:
         """Grow by what `missing` says, and return that; None, and nothing done, if it exceeds `spare`."""
         wanted = self.missing(sequence, rows)
-        if wanted > spare:
+        if wanted > max(spare, 0):
             return None
         sequence.pages += self.pool.allocate(wanted)
         return wanted

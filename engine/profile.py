@@ -50,6 +50,10 @@ class Profiler:
         rows = [*(size for size in _ROWS if size < most_rows), most_rows]
         self._time(rows[-1], 0)  # first touches: memory, threads, caches
         verify = [(size, self._time(size, 0)[0]) for size in rows]
+        per_context = self._context_cost(verify[0][1])
+        # A point holds one sequence's context, however many the profile needed for its rows.
+        more = [per_context * self.context * (-(-size // (1 + self.block)) - 1) for size in rows]
+        verify = [(size, max(each - beyond, 1e-6)) for (size, each), beyond in zip(verify, more, strict=True)]
         progress(f"profile: 1 row {1e3 * verify[0][1]:.1f} ms, {rows[-1]} rows {1e3 * verify[-1][1]:.1f} ms")
         draft = [(1, 0.0)]
         if self.gamma:
@@ -59,7 +63,6 @@ class Profiler:
                 f"profile: drafting {draft[0][0]} token {1e3 * draft[0][1]:.1f} ms, "
                 f"{draft[-1][0]} tokens {1e3 * draft[-1][1]:.1f} ms"
             )
-        per_context = self._context_cost(verify[0][1])
         return Throughput(Curve(verify), Curve(draft), per_context, float(self.context))
 
     def _drafts(self, most_sequences: int) -> dict[int, tuple[int, int]]:

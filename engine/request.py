@@ -64,4 +64,5 @@ class ActiveRequest:
             self.preemptions,
             tuple(self.verified),
             tuple(self.accepted),
+            len(self.sequences),
         )

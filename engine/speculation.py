@@ -38,6 +38,15 @@ class Slots:
         return max(self.model, self.lookup)
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step without any drafts: its rows, how many sequences sample in it, rows that drafts may have."""
+
+    rows: int
+    sampling: int
+    spare_rows: int
+
+
 class Speculation:
     """Owns the policy and its memory; called by the loop only.
 
@@ -59,29 +68,28 @@ class Speculation:
         self.plan = DraftPlan(gamma)
         self._blocks: Blocks | None = None  # of the step that is being latched
         self._capped = False  # whether nobody in it may be drafted for
-        self._late: tuple[int, float, float] | None = None  # tokens and seconds of the last draft, overhead
+        self._draft = (0, 0.0)  # tokens and seconds of the last draft
+        self._late: tuple[int, float, float] | None = None  # the same and the overhead, of the step before
 
     # ---- how far is verified
 
-    def lengths(self, members: Sequence[Text], rows: int, spare_rows: int, load: float) -> list[int]:
-        """Verify lengths of these sequences' blocks, in a step that has `rows` rows without any."""
+    def lengths(self, members: Sequence[Text], step: Step, slots: Sequence[Slots], load: float) -> list[int]:
+        """Verify lengths of these sequences' blocks; `slots` are drafted after the step."""
         blocks = self._blocks = self.survival.blocks(members)
-        cap = min(spare_rows, int(blocks.length.sum()))
+        cap = min(step.spare_rows, int(blocks.length.sum()))
         if not cap:
             return [0] * len(members)
-        sequences = sum(text.pending == 1 for text in members)
         seconds = np.zeros(0)
         if self.throughput is not None:
-            # The next draft is as good as decided; what has been drafted is a fair guess at its size.
-            paid = int(blocks.length[blocks.modelled].sum())
-            seconds = self.throughput.seconds(rows, cap, sum(text.length for text in members), paid)
+            context, drafted = sum(text.length for text in members), sum(each.model for each in slots)
+            seconds = self.throughput.seconds(step.rows, cap, context, drafted)
         return self.policy.select(
             Choice(
                 blocks.length,
                 blocks.chances,
                 self.survival.lagged(members, blocks),
                 blocks.guarded,
-                sequences,
+                step.sampling,
                 cap,
                 seconds,
                 load,
@@ -90,15 +98,20 @@ class Speculation:
 
     # ---- how much is drafted
 
-    def slots(self, members: Sequence[Text], caps: Sequence[int | None]) -> list[Slots]:
-        """For each sequence that will sample in this step, at most its cap."""
+    def slots(self, members: Sequence[Text], caps: Sequence[int | None], room: int) -> list[Slots]:
+        """For each sequence that will sample in this step, at most its cap.
+
+        `room`: rows that the next step will have for drafts.
+        """
         most = self.policy.slots()
         self._capped = all(cap == 0 for cap in caps)
         if not members or most == 0:
             return [Slots()] * len(members)
         if most is not None:
-            each = [most if cap is None else min(most, cap) for cap in caps]
-            return [Slots(size, size) for size in each]
+            sizes = [most if cap is None else min(most, cap) for cap in caps]
+            # Prompt lookup alone has no model; where neither is known, whatever drafts may have them all.
+            by_model = self.gamma if self.gamma else 0 if self.lookup else most
+            return [Slots(min(size, by_model), size) for size in sizes]
         limits = [self.gamma if cap is None else min(self.gamma, cap) for cap in caps]
         free = [self.lookup if cap is None else min(self.lookup, cap) for cap in caps]
         if self.throughput is None:
@@ -107,13 +120,13 @@ class Speculation:
             wanted = [0] * len(members)
         else:
             expected = self.survival.expected(members)
-            wanted = self.plan.slots(members, expected, self.throughput, limits)
+            wanted = self.plan.slots(members, expected, self.throughput, limits, room)
         return [Slots(*each) for each in zip(wanted, free, strict=True)]
 
     def undrafted(self, batch: VerificationBatch, short: bool) -> Undrafted | None:
         """Why no model drafts after this step; `short`: some had to go without for want of pages."""
         sampling = [item for item in batch.items if item.sample]
-        if not sampling or any(item.draft_slots for item in sampling) or not (self.gamma or self.lookup):
+        if not self.gamma or not sampling or any(item.draft_slots for item in sampling):
             return None
         if self.policy.slots() == 0:
             return "off"
@@ -136,22 +149,26 @@ class Speculation:
 
     # ---- what came of it
 
-    def observe(
-        self, batch: VerificationBatch, result: StepResult, texts: Sequence[Text], overhead: float
-    ) -> Forecast:
-        """A step is over; says what was expected of it.
+    def observe(self, batch: VerificationBatch, result: StepResult, texts: Sequence[Text]) -> Forecast:
+        """The worker is done; says what was expected of the step.
 
-        `texts` are its items' sequences, each still with the block that was verified; `overhead` the seconds
-        that the step took beside the worker.
+        `texts` are its items' sequences, each still with the block that was verified.
         """
         blocks = self._blocks
         assert blocks is not None
         verified = np.array([item.verify for item in batch.items], dtype=np.int64)
         accepted = np.array([verdict.accepted for verdict in result.verdicts], dtype=np.int64)
+        decided = np.array(
+            [
+                verdict.decided(item.verify)
+                for item, verdict in zip(batch.items, result.verdicts, strict=True)
+            ],
+            dtype=np.int64,
+        )
         forecast = self._forecast(batch, blocks, verified)
-        self.survival.observe(blocks, texts, verified, accepted)
+        self.survival.observe(blocks, texts, decided, accepted)
         if self.throughput is not None:
-            self._refresh(batch, result, overhead)
+            self._refresh(batch, result)
             if self.policy.slots() is None and self.gamma:
                 names = {regime(text.state.params) for text in texts}
                 self.plan.watch({name: self.survival.mean(name) for name in names}, self.throughput)
@@ -172,7 +189,11 @@ class Speculation:
             seconds += self.throughput.per_token * tokens
         return Forecast(tokens, seconds, tuple(expected.tolist()))
 
-    def _refresh(self, batch: VerificationBatch, result: StepResult, overhead: float) -> None:
+    def spent(self, overhead: float) -> None:
+        """Seconds that the step took beside the worker, its commit included."""
+        self._late = (*self._draft, overhead)
+
+    def _refresh(self, batch: VerificationBatch, result: StepResult) -> None:
         assert self.throughput is not None
         emitted = sum(len(verdict.tokens) for verdict in result.verdicts)
         if any(item.count - item.verify > 1 for item in batch.items):
@@ -182,7 +203,7 @@ class Speculation:
         if self._late is not None:
             self.throughput.observe_draft(*self._late)
         drafted = sum(len(draft) for draft in result.drafts if draft is not None and draft.chances is None)
-        self._late = drafted, result.draft_time, overhead
+        self._draft = drafted, result.draft_time
 
 
 def _context(batch: VerificationBatch) -> float:

@@ -24,9 +24,14 @@ class Latch:
 
 
 def step_stats(
-    batch: VerificationBatch, result: StepResult, latch: Latch, forecast: Forecast, seconds: float
+    batch: VerificationBatch,
+    result: StepResult,
+    latch: Latch,
+    forecast: Forecast,
+    commit_begun: float,
+    ended: float,
 ) -> StepStats:
-    """`seconds` are the whole step's, from before the plan until after the commit."""
+    """`commit_begun` and `ended` on `time.perf_counter`'s clock; the step is from the plan to the commit."""
     decoding = [
         (item.verify, verdict.accepted, waiting, expected)
         for item, verdict, waiting, expected in zip(
@@ -36,7 +41,7 @@ def step_stats(
     ]
     verified, accepted, waited, expected = zip(*decoding, strict=True) if decoding else ((), (), (), ())
     return StepStats(
-        step_time=seconds,
+        step_time=ended - latch.begun,
         forward_time=result.forward_time,
         draft_time=result.draft_time,
         rows=batch.rows,
@@ -57,4 +62,5 @@ def step_stats(
         latch_time=latch.seconds,
         worker_begun=result.begun,
         verify_time=result.verify_time,
+        commit_begun=commit_begun,
     )

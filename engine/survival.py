@@ -58,13 +58,14 @@ class Survival:
 
     def __init__(self, gamma: int, calibrations: Mapping[Regime, Calibration], online: bool = False) -> None:
         self.gamma, self.calibrations, self._online = gamma, dict(calibrations), online
-        self._heat = {name: np.ones(_MOST) for name in REGIMES}
-        self._shift = {name: np.zeros(_MOST) for name in REGIMES}
+        most = max(_MOST, gamma)
+        self._heat = {name: np.ones(most) for name in REGIMES}
+        self._shift = {name: np.zeros(most) for name in REGIMES}
         for name, table in calibrations.items():
             self._heat[name][: len(table.temperatures)] = table.temperatures
             self._shift[name][: len(table.shifts)] = table.shifts
-        self.running = {name: RunningCalibration(_MOST) for name in REGIMES}
-        self._acceptance = {name: Acceptance(_MOST) for name in REGIMES}
+        self.running = {name: RunningCalibration(most) for name in REGIMES}
+        self._acceptance = {name: Acceptance(most) for name in REGIMES}
         self._likeness = {name: Likeness() for name in REGIMES}
         self._mean = {name: np.full(gamma, 0.5) for name in REGIMES}  # conditional
 
@@ -100,6 +101,7 @@ class Survival:
                 confident.append(row)
         if confident:
             chances[confident] = self._calibrated(chances[confident], [regimes[row] for row in confident])
+        np.nan_to_num(chances, copy=False)  # a confidence that is no number promises nothing
         chances[np.arange(size) >= length[:, None]] = 0.0
         return Blocks(regimes, length, chances, drawn, modelled)
 
@@ -116,13 +118,12 @@ class Survival:
 
         Of a block that nothing can bias its own: they may be looked at.
         """
-        size = blocks.chances.shape[1]
         out = survivals(blocks.chances)
         for row in np.flatnonzero(blocks.guarded).tolist():
             before = self._before(texts[row], blocks.regimes[row])[: blocks.length[row]]
             out[row] = 0.0
             out[row, : len(before)] = before
-        return out[:, :size]
+        return out
 
     def expected(self, texts: Sequence[Text]) -> Floats:
         """[n, gamma] survivals of a whole block of each sequence, if it were drafted by the model."""
@@ -137,12 +138,12 @@ class Survival:
     def _before(self, text: Text, name: Regime) -> Floats:
         return self.mean(name) if text.survivals is None else text.survivals
 
-    def observe(self, blocks: Blocks, texts: Sequence[Text], verified: Ints, accepted: Ints) -> None:
-        """A step is over: of each waiting block [R] so many drafts were verified and accepted."""
+    def observe(self, blocks: Blocks, texts: Sequence[Text], decided: Ints, accepted: Ints) -> None:
+        """A step is over: of each waiting block [R] so many drafts were decided on and accepted."""
         size = np.arange(blocks.chances.shape[1])
         if not len(size):
             return
-        tried = size < np.minimum(accepted + 1, verified)[:, None]
+        tried = size < decided[:, None]
         hits = size < accepted[:, None]
         for name in set(blocks.regimes):
             rows = blocks.modelled & np.array([other == name for other in blocks.regimes])
@@ -153,10 +154,10 @@ class Survival:
                 self._remember(texts[row], name, blocks.chances[row, : blocks.length[row]])
                 block = texts[row].draft
                 if block is not None and block.confidence is None:
-                    self._acceptance[name].observe(int(verified[row]), int(accepted[row]))
+                    self._acceptance[name].observe(int(decided[row]), int(accepted[row]))
 
     def _remember(self, text: Text, name: Regime, chances: Floats) -> None:
-        chances = np.nan_to_num(chances[: self.gamma])
+        chances = chances[: self.gamma]
         mean, size = self._mean[name], len(chances)
         self._likeness[name].observe(text.chances, chances, mean)
         mean[:size] += _MEAN_WEIGHT * (chances - mean[:size])

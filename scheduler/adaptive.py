@@ -80,7 +80,7 @@ class Threshold(_Adaptive):
     sensitivity: float = 0.3
     least: int = 0
     most: int = 64
-    name = "threshold"
+    name: str = "threshold"
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most:

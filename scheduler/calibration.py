@@ -8,9 +8,10 @@ function. Only rounds that verified every draft may be used: trimmed ones hide w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,8 @@ class Calibration:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Calibration:
         """Raises ValueError for a table that cannot be one."""
+        if not isinstance(raw, Mapping):
+            raise ValueError("no calibration: a table is a JSON object")
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()
         }
@@ -63,6 +66,11 @@ class Calibration:
             table = cls(**known)
         except TypeError as error:
             raise ValueError(f"no calibration: {error}") from None
+        if table.regime not in get_args(Regime):
+            raise ValueError(f"no calibration: unknown regime {table.regime!r}")
+        numbers = (*table.temperatures, *table.shifts)
+        if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers):
+            raise ValueError("calibration temperatures and shifts must be numbers")
         if not all(temperature > 0.0 for temperature in table.temperatures):
             raise ValueError("calibration temperatures must be positive")
         if table.shifts and len(table.shifts) != len(table.temperatures):
@@ -165,13 +173,13 @@ class Acceptance:
         self._decay, self._prior = decay, prior
         self._tried, self._accepted = np.zeros(positions), np.zeros(positions)
 
-    def observe(self, verified: int, accepted: int) -> None:
-        """A round verified so many drafts and accepted so many."""
-        if not verified:
+    def observe(self, decided: int, accepted: int) -> None:
+        """A round decided on so many drafts and accepted so many."""
+        if not decided:
             return
         self._tried *= self._decay
         self._accepted *= self._decay
-        self._tried[: min(accepted + 1, verified)] += 1.0
+        self._tried[:decided] += 1.0
         self._accepted[:accepted] += 1.0
 
     def chances(self, length: int) -> tuple[float, ...]:

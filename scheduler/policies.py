@@ -43,4 +43,6 @@ def _threshold(text: str, options: str) -> Threshold:
             values[field] = float(number) if field in ("base", "sensitivity") else int(number)
         except (KeyError, ValueError):
             raise ValueError(f"verify policy {text!r}: {option!r} is no option of {NAMES}") from None
-    return Threshold(**values)  # type: ignore[arg-type]
+    policy = Threshold(**values)  # type: ignore[arg-type]
+    policy.name = text
+    return policy

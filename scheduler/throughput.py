@@ -15,28 +15,37 @@ import numpy as np
 
 from scheduler.ranking import Floats
 
-_SPREAD = 0.2  # of what a live step tells about one size, to all others
+_SPREAD = 0.2  # of what a live step tells about its size, that holds for all sizes
+_RETURN = 0.02  # of a step's weight, by which what is known of other sizes goes back to the profile
+_MOST_RATIO = 2.0  # a step that took longer was held up by something else
 
 
 class Curve:
     """Seconds over a size, through measured points; never falling.
 
     Between points the cost is interpolated, or that of the next point where execution pads (`staircase`);
-    past the last it goes on as steeply as it came. Raises ValueError for points that cannot be a cost.
+    past the last it goes on as steeply as it came. Live steps move it: by one factor for all sizes, since a
+    slower or busier machine is so at every one, and by one for each point, which fades where no steps are.
+    Raises ValueError for points that cannot be a cost.
     """
 
     def __init__(self, points: Sequence[tuple[float, float]], staircase: bool = False) -> None:
         if not points:
             raise ValueError("a cost curve needs a point")
         self.sizes = np.array([size for size, _ in points], dtype=np.float64)
-        self.seconds = np.array([seconds for _, seconds in points], dtype=np.float64)
+        self._profile = np.array([seconds for _, seconds in points], dtype=np.float64)
         self.staircase = staircase
         if (np.diff(self.sizes) <= 0).any():
             raise ValueError("the sizes of a cost curve must rise")
-        if not (np.isfinite(self.seconds).all() and (self.seconds >= 0).all()):
+        if not (np.isfinite(self._profile).all() and (self._profile >= 0).all()):
             raise ValueError("the costs of a curve must be finite and not negative")
-        # A larger size is never cheaper, whatever noise measured.
-        np.maximum.accumulate(self.seconds, out=self.seconds)
+        self._common, self._own = 1.0, np.ones(len(points))
+        self.seconds = self._monotone()
+
+    def _monotone(self) -> Floats:
+        """A larger size is never cheaper, whatever noise measured."""
+        out: Floats = np.maximum.accumulate(self._profile * self._own * self._common)
+        return out
 
     def at(self, sizes: Floats | Sequence[float]) -> Floats:
         """Seconds at each size."""
@@ -52,30 +61,27 @@ class Curve:
         return out
 
     def refresh(self, size: float, seconds: float, weight: float) -> None:
-        """Move the points around `size` by `weight` of what a live step was off.
-
-        And all of them a little: a slower or busier machine is so at every size.
-        """
+        """A live step of this size took so long: move the curve by `weight` of what it was off."""
         expected = float(self.at([size])[0])
-        if expected > 0.0:
-            self.seconds *= 1.0 + weight * _SPREAD * (seconds / expected - 1.0)
-        off = seconds - float(self.at([size])[0])
-        last = len(self.sizes) - 1
-        right = min(int(np.searchsorted(self.sizes, size)), last)
-        left = max(right - 1, 0)
-        share = 1.0
-        if not self.staircase and left < right and size < self.sizes[-1]:
-            share = float((size - self.sizes[left]) / (self.sizes[right] - self.sizes[left]))
-        self._move(right, weight * share * off)
-        if share < 1.0:
-            self._move(left, weight * (1.0 - share) * off)
+        if expected <= 0.0:
+            return
+        ratio = min(max(seconds / expected, 1.0 / _MOST_RATIO), _MOST_RATIO)
+        step = 1.0 + weight * _SPREAD * (ratio - 1.0)
+        self._common *= step
+        rest = weight * (ratio / step - 1.0)
+        self._own += weight * _RETURN * (1.0 - self._own)
+        for point, share in self._around(size):
+            self._own[point] *= 1.0 + share * rest
+        self.seconds = self._monotone()
 
-    def _move(self, point: int, by: float) -> None:
-        """What was seen last is believed: the others give way where the curve would fall."""
-        seconds = self.seconds
-        seconds[point] = max(seconds[point] + by, 0.0)
-        np.minimum(seconds[:point], seconds[point], out=seconds[:point])
-        np.maximum(seconds[point + 1 :], seconds[point], out=seconds[point + 1 :])
+    def _around(self, size: float) -> list[tuple[int, float]]:
+        """The points that a size lies between, and how much of it is each."""
+        right = min(int(np.searchsorted(self.sizes, size)), len(self.sizes) - 1)
+        left = max(right - 1, 0)
+        if self.staircase or left == right or size >= self.sizes[-1]:
+            return [(right, 1.0)]
+        share = float((size - self.sizes[left]) / (self.sizes[right] - self.sizes[left]))
+        return [(right, share), (left, 1.0 - share)]
 
     def to_list(self) -> list[tuple[float, float]]:
         return list(zip(self.sizes.tolist(), self.seconds.tolist(), strict=True))

@@ -1,7 +1,7 @@
 """`dspark calibrate`: what the drafter's confidence is worth, measured and mended (paper section 3.2.1).
 
 Answers prompts with every draft verified, once for each way of sampling, and fits a temperature for each
-position. The tables are kept beside the draft model, where `dspark serve` finds them.
+position, and a shift. The tables are kept beside the draft model, where `dspark serve` finds them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,12 @@ def _calibrate(parts: Any, own: dict[str, Any]) -> tuple[list[Any], dict[str, An
     for name, how in REGIMES.items():
         recorder.rounds = []
         _answer(parts, recorder, _prompts(parts, own), how, own)
-        whole = [each for each in recorder.rounds if each.confidence and each.verified == gamma]
+        # A round that an accepted token ended does not tell what would have become of the rest.
+        whole = [
+            each
+            for each in recorder.rounds
+            if each.confidence and each.verified == gamma and each.emitted > each.accepted
+        ]
         if not whole:
             raise ValueError(f"{model.name} drafts without confidence: nothing to calibrate")
         logits = np.array([each.confidence for each in whole])

@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
         print("dspark eval: --png needs matplotlib: pip install 'dspark-server[plot]'", file=sys.stderr)
         return 1
     try:
-        fixed = options.get("verify_policy") or "fixed:1"  # or the whole block, below
+        asked = load(options).policy
+        fixed = asked or "fixed:1"  # or the whole block, below
         if not fixed.startswith("fixed:"):
             raise ValueError(
                 f"blocks are verified in full, or fixed:K of them; --verify-policy {fixed} trims"
@@ -51,9 +52,10 @@ def main(argv: Sequence[str]) -> int:
     if parts.worker.drafter is None:
         print("dspark eval: there is no drafter to evaluate", file=sys.stderr)
         return 1
-    if options.get("verify_policy") is None:
-        size = settings.speculative_config.num_speculative_tokens or parts.loop.speculation.gamma
-        parts.loop.speculation.policy = Fixed(size)
+    if asked is None:
+        speculation = parts.loop.speculation
+        most = settings.speculative_config.num_speculative_tokens
+        speculation.policy = Fixed(most or speculation.gamma or speculation.lookup)
     result = {"engine": parts.info, "max_tokens": own["max_tokens"], "rows": _evaluate(parts, files, own)}
     if own["json"]:
         Path(own["json"]).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

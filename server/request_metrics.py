@@ -24,9 +24,9 @@ def _times(stats: Sequence[RequestStats]) -> dict[str, Any]:
     first, last = (min(firsts), max(each.e2e for each in stats)) if firsts else (None, 0.0)
     generation = None if first is None else last - first
     gaps = [
-        (each.e2e - each.ttft) / (each.usage.completion_tokens - 1)
+        (each.e2e - each.ttft) * each.choices / (each.usage.completion_tokens - each.choices)
         for each in stats
-        if each.ttft is not None and each.usage.completion_tokens > 1
+        if each.ttft is not None and each.usage.completion_tokens > each.choices
     ]
     return {
         "time_to_first_token_ms": _ms(first),

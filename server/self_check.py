@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from drafters.hybrid import HybridDrafter
 from engine.loop import EngineLoop
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
@@ -23,16 +24,19 @@ _TOKENS = 64
 SUSPICIOUS = 1.1
 
 
-def self_check(loop: EngineLoop, worker: Worker, prompt: list[int]) -> float:
+def self_check(loop: EngineLoop, worker: Worker, prompt: list[int]) -> float | None:
     """Accepted length of the draft model on a greedy text; warns if hardly anything is accepted.
 
-    For a loop that has not served yet, and leaves it so.
+    None where the context is too short for it. For a loop that has not served yet, and leaves it so.
     """
+    room = min(_TOKENS, loop.intake.max_model_len - len(prompt))
+    if room < 1:
+        return None
     before = loop.speculation, loop.observer, worker.drafter
     gamma = before[0].gamma
     loop.speculation, loop.observer = Speculation(Fixed(gamma), gamma), NullObserver()
-    worker.drafter = getattr(worker.drafter, "model", worker.drafter)  # of the hybrid
-    room = min(_TOKENS, loop.intake.max_model_len - len(prompt))
+    if isinstance(worker.drafter, HybridDrafter):
+        worker.drafter = worker.drafter.model
     request = Request("self-check", prompt, SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True))
     try:
         active = loop.add(request)

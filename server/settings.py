@@ -73,11 +73,9 @@ class SpeculativeConfig(BaseModel):
     @property
     def policy(self) -> str | None:
         """The verify policy that these keys ask for, if they ask for one."""
-        if self.enable_adaptive_verification is None:
-            return self.verify_policy
-        if self.enable_adaptive_verification:
+        if self.enable_adaptive_verification and self.method != "off":
             return "lookahead"
-        return f"fixed:{self.num_speculative_tokens or LOOKUP_TOKENS}"
+        return self.verify_policy  # all that are drafted: known once the drafter is
 
 
 class Settings(BaseModel):

@@ -41,7 +41,7 @@ def _events(steps: Sequence[StepStats]) -> Iterator[dict[str, Any]]:
             (_WORKER, "forward", step.worker_begun, step.forward_time, figures),
             (_WORKER, "accept", step.worker_begun + step.forward_time, step.verify_time, {}),
             (_WORKER, "draft", done - step.draft_time, step.draft_time, {}),
-            (_LOOP, "commit", done, step.begun + step.step_time - done, {}),
+            (_LOOP, "commit", step.commit_begun, step.begun + step.step_time - step.commit_begun, {}),
         )
         for tid, name, begun, seconds, arguments in spans:
             yield {
@@ -68,6 +68,7 @@ def waits(steps: Sequence[StepStats]) -> tuple[float, float]:
     for step, following in pairwise(steps):
         wait = following.worker_begun - worker_end(step)
         waited.append(wait)
-        lost.append(wait - (step.begun + step.step_time - worker_end(step)) - following.latch_time)
+        commit = step.begun + step.step_time - step.commit_begun
+        lost.append(wait - commit - following.latch_time)
     middle = len(waited) // 2
     return (sorted(waited)[middle], sorted(lost)[middle]) if waited else (0.0, 0.0)

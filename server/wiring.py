@@ -77,7 +77,7 @@ def build_engine(settings: Settings, observer: EngineObserver, progress: Progres
     parts = build_parts(settings, observer, progress)
     if settings.speculative_config.model is not None and parts.draft_folder is not None:
         ids = list(parts.tokenizer.encode(PROMPT))
-        parts.info["self_check"] = round(self_check(parts.loop, parts.worker, ids), 2)
+        parts.info["self_check"] = self_check(parts.loop, parts.worker, ids)
     return AsyncEngine(
         parts.loop,
         parts.worker,
@@ -272,7 +272,10 @@ def _speculation(
         raise BadSettings(f"--speculative-config: {model} holds a {loaded.name} model")
     drafter: Drafter = HybridDrafter(lookup, loaded) if config.method in ("auto", "hybrid") else loaded
     if policy is None:  # as far as it pays, unless a number was asked for
-        policy = f"fixed:{config.num_speculative_tokens}" if config.num_speculative_tokens else "lookahead"
+        fixed = config.num_speculative_tokens
+        if config.enable_adaptive_verification is False:
+            fixed = fixed or loaded.gamma
+        policy = f"fixed:{fixed}" if fixed else "lookahead"
     return drafter, policy
 
 

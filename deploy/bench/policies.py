@@ -46,8 +46,8 @@ class Steps(NullObserver):
     """Keeps what a wave needs."""
 
     def __init__(self) -> None:
-        object.__setattr__(self, "steps", [])
-        object.__setattr__(self, "first", [])
+        self.steps: list[Any] = []
+        self.first: list[float] = []
 
     def step(self, stats: Any, gauges: Any) -> None:
         self.steps.append(stats)
@@ -142,9 +142,9 @@ def main() -> int:
         for number, point in itertools.product(range(options.rounds), options.points):
             if (number, point) in done:
                 continue
-            for row in _round(bench, prompts, number, point, options.policies):
-                rows.append(row)
-                writer.writerow(row)
+            done_rows = list(_round(bench, prompts, number, point, options.policies))  # all of it or nothing
+            rows += done_rows
+            writer.writerows(done_rows)
             out.flush()
             of = [row for row in rows if row["round"] == number and row["point"] == point]
             best = max(of, key=lambda row: row["tokens_per_second"])

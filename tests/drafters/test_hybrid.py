@@ -48,7 +48,7 @@ def verified(hybrid: HybridDrafter, block: DraftBlock, accepted: int, sequence: 
     """The whole block was."""
     one = item([1, 2], 1, 1 + len(block), [0], draft=list(block.tokens))
     one = replace(one, sequence=sequence, draft=block)
-    hybrid.observe(VerificationBatch((one,)), None, [Verdict(accepted=accepted)])
+    hybrid.observe(VerificationBatch((one,)), None, [Verdict((1,) * (accepted + 1), accepted)])
 
 
 def test_the_lookup_is_used_where_it_holds_and_dropped_where_it_does_not():

@@ -51,8 +51,8 @@ class Counts(NullObserver):
     """What the engine reported."""
 
     def __init__(self) -> None:
-        object.__setattr__(self, "ends", [])
-        object.__setattr__(self, "preemptions", [])
+        self.ends: list[RequestStats] = []
+        self.preemptions: list[int] = []
 
     def finished(self, stats: RequestStats) -> None:
         self.ends.append(stats)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
-from engine.batch import DraftBlock
+from engine.batch import DraftBlock, Verdict
 from engine.draft_plan import DraftPlan
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
@@ -113,12 +114,11 @@ def test_probes_cost_a_hundredth_of_the_time():
         plan, texts = DraftPlan(4), [Plain() for _ in range(count)]
         probes, time = 0, 0.0
         for _ in range(4000):
-            slots = plan.slots(texts, np.full((count, 4), 1e-3), throughput, [4] * count)
+            slots = plan.slots(texts, np.full((count, 4), 1e-3), throughput, [4] * count, 100)
             probes += sum(slots) > 0
             time += float(throughput.planned(count, 0, 0.0)[0])
-            for text, size in zip(texts, slots, strict=True):
+            for text in texts:
                 text.round += 1
-                text.drafted_round = text.round if size else text.drafted_round
         price = float(throughput.planned(count, 2, 0.0)[2] - throughput.planned(count, 0, 0.0)[0])
         assert 0.007 < probes * price / time <= 0.0101
         assert max(text.round - text.drafted_round for text in texts) < 4000 / probes * count * 1.5 + 1
@@ -136,7 +136,9 @@ class Plain:
 def test_a_cap_ends_a_block_and_lets_others_have_more():
     throughput = Throughput(Curve(CHEAP), Curve([(1, 0.01), (64, 0.02)]))
     texts = [Plain(), Plain(), Plain()]
-    assert DraftPlan(4).slots(texts, np.full((3, 4), 0.9), throughput, [4, 2, 0]) == [4, 2, 0]
+    assert DraftPlan(4).slots(texts, np.full((3, 4), 0.9), throughput, [4, 2, 0], 100) == [4, 2, 0]
+    assert sum(DraftPlan(4).slots(texts, np.full((3, 4), 0.9), throughput, [4, 4, 4], 5)) == 5
+    assert DraftPlan(4).slots(texts, np.full((3, 4), 0.9), throughput, [4, 4, 4], 0) == [0, 0, 0]
 
 
 def test_drafts_that_are_never_accepted_are_given_up_and_come_back(caplog):
@@ -152,7 +154,7 @@ def test_drafts_that_are_never_accepted_are_given_up_and_come_back(caplog):
         plan.watch(bad | {"rejection": good["greedy"]}, throughput)  # one kind of request is enough
     assert not plan.collapsed
     assert [record.message.split(":")[0].split(",")[0] for record in caplog.records] == [
-        "drafts are hardly accepted any more",
+        "drafts have long not paid",
         "drafts pay again",
     ]
 
@@ -265,3 +267,39 @@ def test_a_new_text_is_expected_to_be_average_and_a_known_one_like_itself():
         text, "greedy", np.array([0.9, 0.9])
     )  # half of what sets it apart is believed at first
     assert survival.expected([text])[0] == pytest.approx([0.7, 0.49, 0.25, 0.12], abs=0.03)
+
+
+def test_a_confidence_that_is_no_number_promises_nothing_and_breaks_nothing():
+    for policy in (Fixed(3), LookAhead(), Threshold(least=1)):
+        engine = run(Sure(babbler(2), math.nan), planned(policy), temperature=0.0)
+        assert engine.texts() == run(None, "off", temperature=0.0).texts()
+        assert not np.isnan(engine.loop.speculation.survival.mean("greedy")).any()
+        assert not np.isnan(engine.loop.speculation.survival.running["greedy"].shift).any()
+
+
+def test_while_a_long_prompt_takes_the_rows_nobody_drafts():
+    seen: list = []
+
+    class Steps(NullObserver):
+        def step(self, stats, gauges) -> None:
+            seen.append(stats)
+
+    engine = Engine(
+        tiny(), Sure(babbler(1), 4.0), planned(LookAhead()), observer=Steps(), num_pages=200, token_budget=8
+    )
+    engine.add("short", [3, 4, 5], max_tokens=60, temperature=0.0, ignore_eos=True)
+    for _ in range(4):
+        engine.step()
+    engine.add("long", [5] * 60, max_tokens=2, temperature=0.0)
+    engine.run()
+    busy = [step for step in seen if step.prefill_rows and step.capacity == 0 and step.sequences == 2]
+    assert len(busy) > 5
+    assert not any(sum(step.slots) for step in busy[:-1])
+    assert any(sum(step.slots) for step in seen)
+
+
+def test_a_draft_that_ended_the_text_leaves_what_is_behind_it_untried():
+    assert Verdict((1, 2, 3), 2).decided(5) == 3  # two accepted, one corrected
+    assert Verdict((1, 2), 2, finish="stop").decided(5) == 2
+    assert Verdict((1, 2, 3), 2).decided(2) == 2  # all accepted, and the bonus
+    assert Verdict((1,), 0).decided(0) == 0

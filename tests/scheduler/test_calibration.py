@@ -65,6 +65,11 @@ def test_a_table_comes_back_from_a_file():
         Calibration.from_dict({"heat": 3})
     with pytest.raises(ValueError, match="shift for each"):
         Calibration.from_dict({"regime": "greedy", "temperatures": [1.0, 1.0], "shifts": [0.1]})
+    for raw in ([], {"regime": "slow", "temperatures": [1.0]}, {"regime": "greedy", "temperatures": ["x"]}):
+        with pytest.raises(ValueError, match="calibration"):
+            Calibration.from_dict(raw)
+    with pytest.raises(ValueError, match="numbers"):
+        Calibration.from_dict({"regime": "greedy", "temperatures": [1.0], "shifts": [float("nan")]})
     with pytest.raises(ValueError, match="positive"):
         Calibration.from_dict({"regime": "greedy", "temperatures": [1.0, 0.0]})
 
@@ -80,7 +85,7 @@ def test_acceptance_is_learnt_from_what_was_tried():
         verified = int(rng.integers(4))
         hits = rng.random(3) < truth
         accepted = int(np.cumprod(hits)[:verified].sum())
-        estimate.observe(verified, accepted)
+        estimate.observe(min(accepted + 1, verified), accepted)
     assert estimate.chances(3) == pytest.approx(truth, abs=0.12)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -66,8 +67,11 @@ def test_other_names_are_refused_and_the_message_says_what_is_allowed(text):
 
 def test_a_thresholds_options():
     assert parse_policy("threshold") == Threshold()
-    assert parse_policy("threshold:base=0.4,max=5") == Threshold(base=0.4, most=5)
-    assert parse_policy("threshold:sensitivity=0,min=1") == Threshold(sensitivity=0.0, least=1)
+    for text, wanted in (
+        ("threshold:base=0.4,max=5", Threshold(base=0.4, most=5)),
+        ("threshold:sensitivity=0,min=1", Threshold(sensitivity=0.0, least=1)),
+    ):
+        assert parse_policy(text) == replace(wanted, name=text)
     for wrong in ("threshold:", "threshold:base", "threshold:depth=3", "threshold:min=1.5"):
         with pytest.raises(ValueError, match="is no option of"):
             parse_policy(wrong)

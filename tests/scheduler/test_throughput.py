@@ -54,6 +54,24 @@ def test_a_machine_that_changed_is_noticed(size, factor, staircase):
     assert (np.diff(curve.seconds) >= 0).all()
 
 
+def test_a_stall_is_forgotten_at_every_size():
+    curve = Curve([(1, 0.020), (2, 0.0205), (8, 0.0235)])
+    before = curve.at([1, 2, 4, 8])
+    curve.refresh(1, 10.0, 0.05)
+    assert (curve.at([1, 2, 4, 8]) < 1.1 * before).all()
+    for _ in range(3000):
+        curve.refresh(1, 0.020, 0.05)
+    assert curve.at([1, 2, 4, 8]) == pytest.approx(before, rel=0.02)
+
+
+def test_noise_does_not_ratchet():
+    curve, rng = Curve([(1, 0.010), (2, 0.011), (4, 0.012), (8, 0.020)]), np.random.default_rng(0)
+    for size, truth in ((1, 0.010), (8, 0.020)):
+        for _ in range(3000):
+            curve.refresh(size, truth * rng.lognormal(-0.02, 0.2), 0.05)
+    assert curve.at([1, 2, 4, 8]) == pytest.approx([0.010, 0.011, 0.012, 0.020], rel=0.1)
+
+
 def test_a_step_is_rows_context_and_draft():
     model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]), per_context=0.01, context=100)
     assert model.seconds(4, 2, 300, 2).tolist() == [12.0 + 2.0 + 3.0, 14.0 + 2.0 + 3.0, 16.0 + 2.0 + 3.0]

@@ -38,7 +38,7 @@ def test_tables_lie_beside_the_model_and_are_found_there(draft, tmp_path):  # no
     settings = Settings(speculative_config=json.loads(speculation(tmp_path)), num_pages=100, threads=1)
     parts = build_parts(settings, NullObserver(), lambda line: None)
     assert parts.loop.speculation.survival.calibrations == {table.regime: table for table in tables}
-    raw[0]["temperatures"] = [1.0]
+    raw[0] |= {"temperatures": [1.0], "shifts": [0.0]}
     (tmp_path / CALIBRATION_FILE).write_text(json.dumps(raw))
     with pytest.raises(BadSettings, match="calibrate again"):
         build_parts(settings, NullObserver(), lambda line: None)

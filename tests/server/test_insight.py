@@ -84,6 +84,11 @@ def test_figures_of_several_prompts_are_taken_together() -> None:
     assert "per_step_accepted" not in both["speculative_decoding"]
 
 
+def test_several_choices_run_side_by_side() -> None:
+    two = RequestStats(None, 0.0, 0.1, 1.1, Usage(completion_tokens=22), 0, choices=2)
+    assert metrics_json([two], True, "none")["mean_itl_ms"] == 100.0
+
+
 def test_nothing_to_tell_is_null() -> None:
     none = metrics_json([RequestStats(None, 0.1, None, 0.3, Usage(), 0)], True, "summary")
     assert none["time_to_first_token_ms"] is none["mean_itl_ms"] is none["tokens_per_second"] is None

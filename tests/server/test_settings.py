@@ -165,7 +165,8 @@ def test_the_policy_may_stand_in_the_speculative_configuration() -> None:
     assert policy("{}") is None
     assert policy('{"verify_policy": "lagged"}') == "lagged"
     assert policy('{"enable_adaptive_verification": true, "num_speculative_tokens": 7}') == "lookahead"
-    assert policy('{"enable_adaptive_verification": false, "num_speculative_tokens": 7}') == "fixed:7"
+    assert policy('{"enable_adaptive_verification": false, "num_speculative_tokens": 7}') is None
+    assert policy('{"enable_adaptive_verification": true, "method": "off"}') is None
     assert policy('{"draft_sample_method": "probabilistic"}', "--verify-policy", "off") == "off"
     assert policy('{"verify_policy": "lagged"}', "--verify-policy", "lagged") == "lagged"
     for config, *flags in (

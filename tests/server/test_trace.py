@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ def step(begun: float, worker_begun: float) -> StepStats:
         latch_time=0.001,
         worker_begun=worker_begun,
         verify_time=0.002,
+        commit_begun=worker_begun + 0.015,
     )
 
 
@@ -44,6 +46,13 @@ def test_spans_lie_where_the_time_went():
     }
     assert spans[5]["ts"] == 18000.0
     assert spans[0]["args"]["rows"] == 4
+
+
+def test_time_before_the_commit_is_lost_and_no_work():
+    late = replace(STEPS[0], commit_begun=STEPS[0].commit_begun + 0.0005, step_time=STEPS[0].step_time)
+    wait, lost = waits([late, STEPS[1]])
+    assert wait == pytest.approx(0.003)
+    assert lost == pytest.approx(0.0005)
 
 
 def test_what_the_worker_waited_beyond_the_loops_own_work():
