@@ -15,8 +15,9 @@ import numpy as np
 
 from scheduler.ranking import Floats
 
-_SPREAD = 0.2  # of what a live step tells about its size, that holds for all sizes
-_RETURN = 0.02  # of a step's weight, by which what is known of other sizes goes back to the profile
+_SPREAD = 0.4  # of what a live step tells about its size, that holds for all sizes
+_RETURN = 0.1  # of a step's weight, by which what is known of other sizes goes back to the profile
+_DRAFTS_WEIGH = 4.0  # as much as a verification in their own curve
 _MOST_RATIO = 2.0  # a step that took longer was held up by something else
 
 
@@ -60,11 +61,14 @@ class Curve:
         out: Floats = inside + slope * np.maximum(wanted - self.sizes[-1], 0.0)
         return out
 
-    def refresh(self, size: float, seconds: float, weight: float) -> None:
-        """A live step of this size took so long: move the curve by `weight` of what it was off."""
+    def refresh(self, size: float, seconds: float, weight: float) -> float:
+        """A live step of this size took so long: move the curve by `weight` of what it was off.
+
+        Returns the factor by which all sizes were moved.
+        """
         expected = float(self.at([size])[0])
         if expected <= 0.0:
-            return
+            return 1.0
         ratio = min(max(seconds / expected, 1.0 / _MOST_RATIO), _MOST_RATIO)
         step = 1.0 + weight * _SPREAD * (ratio - 1.0)
         self._common *= step
@@ -72,6 +76,12 @@ class Curve:
         self._own += weight * _RETURN * (1.0 - self._own)
         for point, share in self._around(size):
             self._own[point] *= 1.0 + share * rest
+        self.seconds = self._monotone()
+        return step
+
+    def scale(self, factor: float) -> None:
+        """Everything takes `factor` times as long."""
+        self._common *= factor
         self.seconds = self._monotone()
 
     def _around(self, size: float) -> list[tuple[int, float]]:
@@ -121,14 +131,18 @@ class Throughput:
         self, rows: int, context_tokens: float, forward_seconds: float, emitted: int, accept_seconds: float
     ) -> None:
         """A live step's verification: forward pass, then `emitted` tokens decided."""
-        self.verify.refresh(rows, forward_seconds - self._context_seconds(context_tokens), self.weight)
+        own = forward_seconds - self._context_seconds(context_tokens)
+        self.draft.scale(
+            self.verify.refresh(rows, own, self.weight)
+        )  # what a machine can do, it can for both
         if emitted:
             self.per_token += self.weight * (accept_seconds / emitted - self.per_token)
 
     def observe_draft(self, slots: int, seconds: float, overhead: float) -> None:
         """A live step's draft, and what went into neither."""
         if slots:
-            self.draft.refresh(slots, seconds, self.weight)
+            # Where drafts do not pay there are few; each must count, or a bad profile would last.
+            self.draft.refresh(slots, seconds, min(_DRAFTS_WEIGH * self.weight, 0.5))
         self.overhead += self.weight * (overhead - self.overhead)
 
     def _verify(self, rows: int, most_drafts: int, context_tokens: float) -> Floats:

@@ -54,6 +54,17 @@ def test_a_machine_that_changed_is_noticed(size, factor, staircase):
     assert (np.diff(curve.seconds) >= 0).all()
 
 
+def test_a_profile_from_a_busy_moment_is_outgrown_by_drafts_too():
+    """Both halves took twice as long when they were measured; a probe now and then must not be needed."""
+    model = Throughput(Curve([(1, 0.02), (8, 0.04)]), Curve([(1, 0.006), (7, 0.008)]))
+    for _ in range(1000):
+        model.observe(1, 0.0, forward_seconds=0.01, emitted=1, accept_seconds=0.0)
+    assert model.draft.at([1, 7]) == pytest.approx([0.003, 0.004], rel=0.3)
+    for _ in range(10):
+        model.observe_draft(2, 0.003, 0.0)
+    assert model.draft.at([2])[0] == pytest.approx(0.003, rel=0.1)
+
+
 def test_a_stall_is_forgotten_at_every_size():
     curve = Curve([(1, 0.020), (2, 0.0205), (8, 0.0235)])
     before = curve.at([1, 2, 4, 8])
@@ -81,15 +92,19 @@ def test_a_step_is_rows_context_and_draft():
 def test_live_steps_refresh_each_half_by_itself():
     model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]), per_context=0.01, context=100, weight=0.5)
     model.observe(4, 300, forward_seconds=18.0, emitted=2, accept_seconds=0.4)
-    # 16 without its context instead of 12: a tenth of a third more everywhere, then half of the rest here
-    assert model.verify.at([4])[0] == pytest.approx(12.4 + 0.5 * 3.6)
-    assert model.verify.at([16])[0] == pytest.approx(36.0 * 12.4 / 12.0)
+    # 16 without its context instead of 12: a fifth of a third more everywhere, then half of the rest here
+    assert model.verify.at([4])[0] == pytest.approx(12.8 + 0.5 * 3.2)
+    assert model.verify.at([16])[0] == pytest.approx(36.0 * 12.8 / 12.0)
     assert model.per_token == 0.1
     model.observe_draft(1, 4.0, overhead=0.5)
-    assert model.draft.at([1])[0] == pytest.approx(2.2 + 0.5 * 1.8)
+    # The common factor of the step before, then the same again for the draft's own.
+    before = 2.0 * 12.8 / 12.0
+    common = before * (1.0 + 0.2 * (4.0 / before - 1.0))
+    assert model.draft.at([1])[0] == pytest.approx(common + 0.5 * (4.0 - common), rel=1e-3)
     assert model.overhead == 0.25
+    known = model.draft.at([1])[0]
     model.observe_draft(0, 99.0, overhead=0.25)
-    assert model.draft.at([1])[0] == pytest.approx(3.1)
+    assert model.draft.at([1])[0] == known
     model.observe(4, 300, forward_seconds=16.0, emitted=0, accept_seconds=9.0)
     assert model.per_token == 0.1
 
