@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import numpy as np
 
-from engine.batch import BatchItem, DraftBlock, VerificationBatch
+from engine.batch import BatchItem, DraftBlock, StepResult, VerificationBatch
 from engine.params import SamplingParams
 from engine.sampling import SamplingState
 from engine.worker import Worker
@@ -15,10 +16,11 @@ from scheduler.throughput import Curve, Throughput
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _SEQUENCES = (2, 4, 8, 16, 32, 64, 128)
-_REPEATS = 3
+_TURNS, _SECONDS = 7, 5.0  # each size is timed so often, or until so much time is gone
 _DRAFT_SLOTS = 3  # of the drafts that are timed for many: where it matters, whole blocks are not drafted
 
 Progress = Callable[[str], None]
+_Step = tuple[int, int, int]  # rows, slots for each, context
 
 
 class Profiler:
@@ -48,17 +50,23 @@ class Profiler:
     def run(self, most_rows: int, most_sequences: int, progress: Progress = lambda line: None) -> Throughput:
         """Verification over rows up to `most_rows`, drafting for up to `most_sequences`."""
         rows = [*(size for size in _ROWS if size < most_rows), most_rows]
-        self._time(rows[-1], 0)  # first touches: memory, threads, caches
-        verify = [(size, self._time(size, 0)[0]) for size in rows]
-        per_context = self._context_cost(verify[0][1])
+        drafts = self._drafts(most_sequences) if self.gamma else {}
+        steps: dict[tuple[str, int], _Step] = {("rows", size): (size, 0, self.context) for size in rows}
+        steps |= {("short", 1): (1, 0, self.context // 8)} if self.context >= 32 else {}
+        steps |= {("draft", size): (*drafts[size], self.context) for size in sorted(drafts)}
+        self.worker.run(self._batch(rows[-1], 0, self.context))  # first touches: memory, threads, caches
+        seconds = self._time(steps)
+        verify = [(size, seconds["rows", size][0]) for size in rows]
+        per_context = 0.0
+        if ("short", 1) in seconds:
+            longer = self.context - self.context // 8
+            per_context = max(0.0, (verify[0][1] - seconds["short", 1][0]) / longer)
         # A point holds one sequence's context, however many the profile needed for its rows.
         more = [per_context * self.context * (-(-size // (1 + self.block)) - 1) for size in rows]
         verify = [(size, max(each - beyond, 1e-6)) for (size, each), beyond in zip(verify, more, strict=True)]
         progress(f"profile: 1 row {1e3 * verify[0][1]:.1f} ms, {rows[-1]} rows {1e3 * verify[-1][1]:.1f} ms")
-        draft = [(1, 0.0)]
-        if self.gamma:
-            drafts = self._drafts(most_sequences)
-            draft = [(size, self._time(*drafts[size])[1]) for size in sorted(drafts)]
+        draft = [(size, seconds["draft", size][1]) for size in sorted(drafts)] or [(1, 0.0)]
+        if drafts:
             progress(
                 f"profile: drafting {draft[0][0]} token {1e3 * draft[0][1]:.1f} ms, "
                 f"{draft[-1][0]} tokens {1e3 * draft[-1][1]:.1f} ms"
@@ -73,21 +81,24 @@ class Profiler:
         sizes += [(1, each) for each in (1, 2, 3, self.gamma) if each <= self.gamma]
         return {count * each: (count, each) for count, each in sizes}
 
-    def _context_cost(self, one_row: float) -> float:
-        """Seconds for each further token that attention reads."""
-        if self.context < 32:
-            return 0.0
-        short = self._time(1, 0, self.context // 8)[0]
-        return max(0.0, (one_row - short) / (self.context - self.context // 8))
+    def _time(self, steps: Mapping[tuple[str, int], _Step]) -> dict[tuple[str, int], tuple[float, float]]:
+        """Medians of (forward, draft) seconds of each step.
 
-    def _time(self, rows: int, slots: int, context: int | None = None) -> tuple[float, float]:
-        """Medians of (forward, draft) seconds of a step of `rows` rows."""
-        results = [self.worker.run(self._batch(rows, slots, context)) for _ in range(_REPEATS)]
-        return median(r.forward_time for r in results), median(r.draft_time for r in results)
+        All of them in turn, then again: a slow moment must not fall upon one size.
+        """
+        found: dict[tuple[str, int], list[StepResult]] = {name: [] for name in steps}
+        begun, turns = time.perf_counter(), 0
+        while not turns or (turns < _TURNS and time.perf_counter() - begun < _SECONDS):
+            for name, step in steps.items():
+                found[name].append(self.worker.run(self._batch(*step)))
+            turns += 1
+        return {
+            name: (median(r.forward_time for r in results), median(r.draft_time for r in results))
+            for name, results in found.items()
+        }
 
-    def _batch(self, rows: int, slots: int, context: int | None) -> VerificationBatch:
+    def _batch(self, rows: int, slots: int, start: int) -> VerificationBatch:
         """Sequences of up to 1 + block rows each, or of one row each where drafting is timed."""
-        start = self.context if context is None else context
         each = 1 if slots else 1 + self.block
         items = []
         for number, first in enumerate(range(0, rows, each)):

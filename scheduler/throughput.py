@@ -18,6 +18,7 @@ from scheduler.ranking import Floats
 _SPREAD = 0.4  # of what a live step tells about its size, that holds for all sizes
 _RETURN = 0.1  # of a step's weight, by which what is known of other sizes goes back to the profile
 _DRAFTS_WEIGH = 4.0  # as much as a verification in their own curve
+_NOISE = 1.15  # a point this far above its neighbours' line may be noise
 _MOST_RATIO = 2.0  # a step that took longer was held up by something else
 
 
@@ -25,7 +26,8 @@ class Curve:
     """Seconds over a size, through measured points; never falling.
 
     Between points the cost is interpolated, or that of the next point where execution pads (`staircase`);
-    past the last it goes on as steeply as it came. Live steps move it: by one factor for all sizes, since a
+    past the last it goes on as steeply as it came. Small dents in the slope are taken for noise: whoever
+    looks for the best size would find them first. Live steps move it: by one factor for all sizes, since a
     slower or busier machine is so at every one, and by one for each point, which fades where no steps are.
     Raises ValueError for points that cannot be a cost.
     """
@@ -41,12 +43,17 @@ class Curve:
         if not (np.isfinite(self._profile).all() and (self._profile >= 0).all()):
             raise ValueError("the costs of a curve must be finite and not negative")
         self._common, self._own = 1.0, np.ones(len(points))
-        self.seconds = self._monotone()
+        self.seconds = self._smooth()
 
-    def _monotone(self) -> Floats:
-        """A larger size is never cheaper, whatever noise measured."""
-        out: Floats = np.maximum.accumulate(self._profile * self._own * self._common)
-        return out
+    def _smooth(self) -> Floats:
+        """Without noise: a larger size is never cheaper, and where nothing pads, costs rise ever faster.
+
+        A bump that is too large for noise stays.
+        """
+        rising: Floats = np.maximum.accumulate(self._profile * self._own * self._common)
+        if self.staircase:
+            return rising
+        return np.maximum(_lower_hull(self.sizes, rising), rising / _NOISE)
 
     def at(self, sizes: Floats | Sequence[float]) -> Floats:
         """Seconds at each size."""
@@ -76,13 +83,13 @@ class Curve:
         self._own += weight * _RETURN * (1.0 - self._own)
         for point, share in self._around(size):
             self._own[point] *= 1.0 + share * rest
-        self.seconds = self._monotone()
+        self.seconds = self._smooth()
         return step
 
     def scale(self, factor: float) -> None:
         """Everything takes `factor` times as long."""
         self._common *= factor
-        self.seconds = self._monotone()
+        self.seconds = self._smooth()
 
     def _around(self, size: float) -> list[tuple[int, float]]:
         """The points that a size lies between, and how much of it is each."""
@@ -95,6 +102,21 @@ class Curve:
 
     def to_list(self) -> list[tuple[float, float]]:
         return list(zip(self.sizes.tolist(), self.seconds.tolist(), strict=True))
+
+
+def _lower_hull(sizes: Floats, seconds: Floats) -> Floats:
+    """[n]: the largest convex curve that is nowhere above these points."""
+    kept: list[int] = []
+    for point in range(len(sizes)):
+        while len(kept) > 1:
+            before, last = kept[-2], kept[-1]
+            rise, run = seconds[last] - seconds[before], sizes[last] - sizes[before]
+            if (seconds[point] - seconds[last]) * run >= rise * (sizes[point] - sizes[last]):
+                break
+            kept.pop()
+        kept.append(point)
+    out: Floats = np.interp(sizes, sizes[kept], seconds[kept])
+    return out
 
 
 @dataclass

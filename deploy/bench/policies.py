@@ -40,6 +40,7 @@ POLICIES = (
 POINTS = ("0:1", "0:2", "0:4", "0:8", "0:16", "0:32", "1:1", "1:4", "1:16")
 BENCHMARKS = ("gsm8k", "math500", "humaneval", "mbpp", "mt-bench", "alpaca500")
 _LONGEST_PROMPT = 300
+_STREAMS = 4  # with fewer, a wave is longer, or it would be over at once
 
 
 class Steps(NullObserver):
@@ -79,13 +80,14 @@ class Bench:
             pass
 
     def wave(self, prompts: list[list[int]], streams: int, heat: float, salt: str) -> dict[str, float]:
-        """Streams in a closed loop until `tokens` a stream are out."""
-        params = SamplingParams(temperature=heat, max_tokens=self.tokens, ignore_eos=True)
+        """Streams in a closed loop until so many tokens a stream are out."""
+        length = self.tokens * max(1, _STREAMS // streams)
+        params = SamplingParams(temperature=heat, max_tokens=length)
         waiting = itertools.cycle(prompts)
         self.seen.steps.clear()
         self.seen.first.clear()
         begun, out = time.perf_counter(), 0
-        while out < self.tokens * streams:
+        while out < length * streams:
             while len(self.parts.loop.requests) < streams:
                 self._add(next(waiting), params, salt)
             self._step()
@@ -159,7 +161,7 @@ def _round(
 ) -> Iterator[dict[str, Any]]:
     heat, streams = float(point.partition(":")[0]), int(point.partition(":")[2])
     rng = np.random.default_rng([number, streams, int(heat)])
-    mine = [prompts[i] for i in rng.permutation(len(prompts))[: 2 * streams]]
+    mine = [prompts[i] for i in rng.permutation(len(prompts))[: 2 * max(streams, _STREAMS)]]
     name = f"{point}-{number}-{time.perf_counter_ns()}"
     for salt, policy in (("off", "off"), ("on", "fixed:1")):
         bench.use(policy)
