@@ -12,6 +12,7 @@ import torch
 
 from drafters.blocks import DraftBlocks
 from drafters.config import DraftConfig
+from drafters.context import Context
 from drafters.slots import slot_draws
 from engine.batch import DraftBlock, Verdict, VerificationBatch
 from engine.drafter import DraftRequest
@@ -28,6 +29,7 @@ class DSparkDrafter:
         self,
         config: DraftConfig,
         blocks: DraftBlocks,
+        page_size: int,
         identity: str,
         d2t: torch.Tensor | None = None,
     ) -> None:
@@ -36,22 +38,14 @@ class DSparkDrafter:
         self.identity = identity
         self.gamma = config.gamma
         self.config, self.blocks, self.d2t = config, blocks, d2t
+        self.context = Context(blocks, page_size)
 
     def observe(
         self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]
     ) -> None:
-        """Write context K/V of every row that is final: known tokens and accepted drafts."""
+        """See `drafters.context`."""
         assert features is not None
-        spans: list[Span] = []
-        rows: list[torch.Tensor] = []
-        row = 0
-        for item, verdict in zip(batch.items, verdicts, strict=True):
-            final = item.count - item.verify + verdict.accepted
-            spans.append(Span(item.start, final, item.pages))
-            rows.append(features[row : row + final])
-            row += item.count
-        whole = sum(span.count for span in spans) == features.shape[0]
-        self.blocks.write_context(spans, features if whole else torch.cat(rows))
+        self.context.observe(batch, features, verdicts)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
         """As many slots as asked for, at most gamma. q is what each token was drawn from, filters applied."""
@@ -61,5 +55,6 @@ class DSparkDrafter:
             for request, count in zip(requests, counts, strict=True)
         ]
         anchors = [int(request.tokens[-1]) for request in requests]
+        self.context.complete(request.sequence for request in requests)
         draws = slot_draws(requests, counts)
         return [drawn.block(self.d2t) for drawn in self.blocks.draft(spans, anchors, draws)]

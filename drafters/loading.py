@@ -45,7 +45,7 @@ def load_drafter(
         assert isinstance(model, DraftModel)
         blocks = TorchDraftBlocks(model, executor.num_pages, executor.page_size)
         config, d2t = model.config, model.d2t
-    return DSparkDrafter(config, blocks, _identity(folder), d2t)
+    return DSparkDrafter(config, blocks, executor.page_size, _identity(folder), d2t)
 
 
 def _chain(folder: Path, executor: Executor, target_folder: Path, target: ModelConfig) -> ChainDrafter:

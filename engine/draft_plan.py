@@ -24,6 +24,7 @@ _PROBE_SHARE = 0.01  # of the time
 _PROBE_SLOTS = 2
 _PROBE_ROUNDS = 8  # at least, between two of a sequence
 _LONGER_ROUNDS = 8  # after which a block is drafted a token longer, to see more of it
+_REST_STEPS = 3  # without another look, once nothing has paid
 _COLLAPSED_STEPS = 512  # with drafts that would not even pay for a sequence alone
 _WATCH_STEPS = 16
 
@@ -38,11 +39,22 @@ class DraftPlan:
         self.gamma = gamma
         self._credit = 0.0
         self._hopeless = self._steps = 0
+        self._rest = (0, 0)  # steps left, for so many sequences
+        self._rested = 0  # steps since the last look
 
     @property
     def collapsed(self) -> bool:
         """Whether drafts have long been too bad, or too dear, to pay at any load."""
         return self._hopeless >= _COLLAPSED_STEPS
+
+    def rests(self, count: int) -> bool:
+        """Whether drafting for so many sequences was found not to pay a moment ago; asked once a step."""
+        left, sequences = self._rest
+        if not left or sequences != count:
+            return False
+        self._rest = left - 1, sequences
+        self._rested += 1
+        return True
 
     def slots(
         self,
@@ -68,6 +80,7 @@ class DraftPlan:
             wanted = ranking.lengths(best, count)
         else:
             wanted = [0] * count
+            self._rest = _REST_STEPS, count
         out = [
             min(length + (text.round % _LONGER_ROUNDS == 0), cap) if length else 0
             for text, length, cap in zip(texts, wanted, caps, strict=True)
@@ -91,7 +104,8 @@ class DraftPlan:
             if not slots[row] and caps[row] and text.round - text.drafted_round >= _PROBE_ROUNDS
         ]
         share = _PROBE_SHARE / 4 if self.collapsed else _PROBE_SHARE
-        self._credit += share * float(seconds[0])
+        self._credit += share * float(seconds[0]) * (1 + self._rested)
+        self._rested = 0
         if not idle:
             return
         size = min(_PROBE_SLOTS, self.gamma)

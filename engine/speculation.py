@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.batch import StepResult, VerificationBatch
 from engine.draft_plan import DraftPlan
+from engine.lookup_plan import LookupPlan
 from engine.outputs import Forecast, Undrafted
 from engine.sequence import Sequence as Text
 from engine.survival import REGIMES, Blocks, Survival, regime
@@ -65,9 +66,10 @@ class Speculation:
     ) -> None:
         self.policy, self.gamma, self.lookup, self.throughput = policy, gamma, lookup, throughput
         self.survival = Survival(gamma, calibrations or {}, online_calibration)
-        self.plan = DraftPlan(gamma)
+        self.plan, self.lookups = DraftPlan(gamma), LookupPlan()
         self._blocks: Blocks | None = None  # of the step that is being latched
         self._capped = False  # whether nobody in it may be drafted for
+        self._plain: float | None = None  # seconds that it would take without verifying any drafts
         self._draft = (0, 0.0)  # tokens and seconds of the last draft
         self._late: tuple[int, float, float] | None = None  # the same and the overhead, of the step before
 
@@ -77,12 +79,14 @@ class Speculation:
         """Verify lengths of these sequences' blocks; `slots` are drafted after the step."""
         blocks = self._blocks = self.survival.blocks(members)
         cap = min(step.spare_rows, int(blocks.length.sum()))
+        self._plain = None
         if not cap:
             return [0] * len(members)
         seconds = np.zeros(0)
         if self.throughput is not None:
             context, drafted = sum(text.length for text in members), sum(each.model for each in slots)
             seconds = self.throughput.seconds(step.rows, cap, context, drafted)
+            self._plain = float(seconds[0])
         return self.policy.select(
             Choice(
                 blocks.length,
@@ -113,10 +117,11 @@ class Speculation:
             by_model = self.gamma if self.gamma else 0 if self.lookup else most
             return [Slots(min(size, by_model), size) for size in sizes]
         limits = [self.gamma if cap is None else min(self.gamma, cap) for cap in caps]
-        free = [self.lookup if cap is None else min(self.lookup, cap) for cap in caps]
+        lookup = self.lookup if self.lookups.wanted() else 0
+        free = [lookup if cap is None else min(lookup, cap) for cap in caps]
         if self.throughput is None:
             wanted = limits
-        elif not self.gamma:
+        elif not self.gamma or self.plan.rests(len(members)):
             wanted = [0] * len(members)
         else:
             expected = self.survival.expected(members)
@@ -166,6 +171,10 @@ class Speculation:
             dtype=np.int64,
         )
         forecast = self._forecast(batch, blocks, verified)
+        if self.throughput is not None and self._plain and (blocks.length[~blocks.modelled] > 0).any():
+            sampling = sum(item.sample for item in batch.items)
+            plain = sampling / (self._plain + self.throughput.per_token * sampling)
+            self.lookups.observe(forecast.tokens / forecast.seconds / plain - 1.0)
         self.survival.observe(blocks, texts, decided, accepted)
         if self.throughput is not None:
             self._refresh(batch, result)

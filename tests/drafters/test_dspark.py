@@ -56,7 +56,7 @@ class Pair:
 
     def drafter(self, where: str) -> DSparkDrafter:
         blocks = self.native if where == "native" else self.torch
-        return DSparkDrafter(self.model.config, blocks, "tiny", self.model.d2t)
+        return DSparkDrafter(self.model.config, blocks, 16, "tiny", self.model.d2t)
 
     def engine(
         self, where: str, policy: str, drafter: DSparkDrafter | None = None, pages: int = PAGES

@@ -155,7 +155,7 @@ def drafter_of(kind: str, where: str, reduced: bool, folder):
         executor = NativeExecutor(target, as_bf16(tensors.items()), PAGES, 1, 64)
         blocks = NativeDraftBlocks(folder, executor, rows(head), 64)
     blocks.write_context([Span(0, length, pages)], torch.randn(length, 2 * 64))
-    return DSparkDrafter(config, blocks, "tiny", d2t)
+    return DSparkDrafter(config, blocks, 16, "tiny", d2t)
 
 
 CASES = [(kind, where) for kind in HEADS for where in ("torch", "native")] + [

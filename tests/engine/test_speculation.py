@@ -133,6 +133,38 @@ class Plain:
     length: int = 0
 
 
+def test_what_did_not_pay_is_not_weighed_again_at_once():
+    throughput, texts = Throughput(Curve(DEAR), Curve(DRAFT)), [Plain(), Plain()]
+    plan = DraftPlan(4)
+    assert not plan.rests(2)
+    assert plan.slots(texts, np.full((2, 4), 1e-3), throughput, [4] * 2, 100) == [0, 0]
+    assert not plan.rests(3)  # another number of sequences is another question
+    assert [plan.rests(2) for _ in range(5)] == [True, True, True, False, False]
+    plan = DraftPlan(4)
+    assert any(plan.slots(texts, np.full((2, 4), 0.99), Throughput(Curve(CHEAP), Curve(DRAFT)), [4] * 2, 100))
+    assert not plan.rests(2)
+
+
+@pytest.mark.parametrize(("verify", "share"), [(CHEAP, 1.0), (DEAR, 0.48)], ids=["cheap", "dear"])
+def test_what_promises_nothing_is_looked_up_now_and_then(verify, share):
+    class LookedUp:
+        name, feature_layers, identity, asked = "looked up", (), "", 0
+
+        def observe(self, batch, features, verdicts) -> None:
+            pass
+
+        def draft(self, requests):
+            self.asked += 1
+            return [DraftBlock((3, 4), chances=(0.5, 0.5)) for _ in requests]
+
+    drafter, seen = LookedUp(), []
+    throughput = Throughput(Curve(verify), Curve(DRAFT), weight=0.0)
+    run(drafter, Speculation(LookAhead(), 0, throughput, lookup=2), seen=seen, temperature=0.0)
+    steps = len(seen)
+    assert any(lengths(seen)) == (verify is CHEAP)
+    assert drafter.asked == pytest.approx(share * steps, rel=0.1)  # it takes 16 steps to see
+
+
 def test_a_cap_ends_a_block_and_lets_others_have_more():
     throughput = Throughput(Curve(CHEAP), Curve([(1, 0.01), (64, 0.02)]))
     texts = [Plain(), Plain(), Plain()]
