@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from drafters.backbone import Rotary
 from drafters.blocks import DraftBlocks, TorchDraftBlocks
 from drafters.chain import ChainModel
 from drafters.chain_drafter import ChainDrafter
 from drafters.checkpoint import load
 from drafters.config import DraftConfig
+from drafters.device_blocks import DeviceDraftBlocks
 from drafters.dspark import DSparkDrafter
 from drafters.hybrid import ModelDrafter
 from drafters.model import DraftModel
 from drafters.native_blocks import NativeDraftBlocks
 from drafters.target_tensors import TargetTensors
+from engine.cuda.executor import CudaExecutor
 from engine.executor import Executor
 from engine.models.config import ModelConfig
 from engine.native.weights import Rows, load_weights
@@ -39,6 +42,9 @@ def load_drafter(
         assert isinstance(head, Rows)
         native = NativeDraftBlocks(folder, executor, head, max_positions, head.format != "BF16")
         blocks, config, d2t = native, native.config, native.d2t
+    elif isinstance(executor, CudaExecutor):
+        on_device = _device_blocks(folder, executor, target_folder, target)
+        blocks, config, d2t = on_device, on_device.model.config, on_device.model.d2t
     else:
         tensors = TargetTensors.load(target_folder, target)
         model = load(folder, tensors.embedding, tensors.head)
@@ -46,6 +52,22 @@ def load_drafter(
         blocks = TorchDraftBlocks(model, executor.num_pages, executor.page_size)
         config, d2t = model.config, model.d2t
     return DSparkDrafter(config, blocks, executor.page_size, _identity(folder), d2t)
+
+
+def _device_blocks(
+    folder: Path, executor: CudaExecutor, target_folder: Path, target: ModelConfig
+) -> DeviceDraftBlocks:
+    """In the target's type, with its embedding and head, over pages of its own."""
+    embedding, head = executor.model.embedding, executor.model.head_weight
+    if head is None:  # a CPU keeps it in another form
+        head = TargetTensors.load(target_folder, target).head.to(embedding)
+    model = load(folder, embedding, head)
+    assert isinstance(model, DraftModel)
+    model = model.to(embedding.device, embedding.dtype)
+    model.rotary = Rotary(model.config.layers).to(embedding.device)  # angles need more than 16 bits
+    return DeviceDraftBlocks(
+        model, executor.num_pages, executor.page_size, executor.stream, executor.attention, executor.graphs
+    )
 
 
 def _chain(folder: Path, executor: Executor, target_folder: Path, target: ModelConfig) -> ChainDrafter:

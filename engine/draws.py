@@ -12,7 +12,7 @@ from engine.noise import gumbels
 
 # Coupled noise lies in [-2.82, 22.88] (engine/noise.py): a token whose probability is below this fraction
 # of the likeliest token's can never win, so its noise need not be computed.
-_HOPELESS = 5e-12
+HOPELESS = 5e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def draw(
     rows = range(len(u)) if rows is None else rows
     rejected = [None] * len(rows) if rejected is None else rejected
     left = [_residual(p[row], cause) for row, cause in zip(rows, rejected, strict=True)]
-    return _draw(torch.stack(left), u)
+    return inverse_cdf(torch.stack(left), u)
 
 
 def _residual(p: torch.Tensor, rejected: Rejected | None) -> torch.Tensor:
@@ -53,8 +53,11 @@ def _residual(p: torch.Tensor, rejected: Rejected | None) -> torch.Tensor:
     return rest if float(rest.sum()) > 0.0 else p
 
 
-def _draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """In two levels: a cumulative sum over blocks picks the block, one inside it the token."""
+def inverse_cdf(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Draws from non-negative weights [n, V] by u [n] -> [n] int64; without a positive sum, any token.
+
+    In two levels: a cumulative sum over blocks picks the block, one inside it the token.
+    """
     n, vocab = weights.shape
     width = 256
     if vocab % width:
@@ -65,7 +68,7 @@ def _draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     block, rest = _locate(sums, u.to(torch.float64) * sums[:, -1])
     inside = blocks[rows, block].to(torch.float64).cumsum(-1)
     token, _ = _locate(inside, rest)
-    return block * width + token
+    return (block * width + token).clamp_max(vocab - 1)
 
 
 def _locate(cdf: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,7 +76,7 @@ def _locate(cdf: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torc
     total = cdf[:, -1]
     # Strictly below the total, whatever rounding did, so that an index with positive weight exists.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))[:, None]
-    index = torch.searchsorted(cdf, target, right=True)
+    index = torch.searchsorted(cdf, target, right=True).clamp_max(cdf.shape[-1] - 1)  # NaN has no place
     before = torch.where(index > 0, cdf.gather(1, (index - 1).clamp_min(0)), 0.0)
     return index[:, 0], (target - before)[:, 0]
 
@@ -95,7 +98,7 @@ def _coupled_argmax(p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """The same in torch: row by row, so that the work stays in the cache, over the tokens that can win."""
     picked = []
     for row, key in zip(p, keys, strict=True):
-        support = (row > _HOPELESS * row.max()).nonzero()[:, 0]
+        support = (row > HOPELESS * row.max()).nonzero()[:, 0]
         score = row[support].to(torch.float32).log_() + gumbels(key[None], support.to(torch.int32))[0]
         picked.append(support[score.argmax()])
     return torch.stack(picked)

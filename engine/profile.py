@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -17,7 +17,10 @@ from scheduler.throughput import Curve, Throughput
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _SEQUENCES = (2, 4, 8, 16, 32, 64, 128)
 _TURNS, _SECONDS = 7, 5.0  # each size is timed so often, or until so much time is gone
+_BEYOND = 256  # rows between two points past the last bucket
 _DRAFT_SLOTS = 3  # of the drafts that are timed for many: where it matters, whole blocks are not drafted
+
+_GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 Progress = Callable[[str], None]
 _Step = tuple[int, int, int]  # rows, slots for each, context
@@ -26,7 +29,8 @@ _Step = tuple[int, int, int]  # rows, slots for each, context
 class Profiler:
     """`context` tokens lie before each dummy sequence's rows; its pages are the pool's own, before their use.
 
-    `gamma` is how many tokens a model drafts (0: there is none), `block` how many a block may have.
+    `gamma` is how many tokens a model drafts (0: there is none), `block` how many a block may have. `buckets`
+    are the sizes that the executor pads steps to, if it does.
     """
 
     def __init__(
@@ -38,18 +42,20 @@ class Profiler:
         gamma: int,
         block: int,
         context: int = 256,
+        buckets: Sequence[int] = (),
     ) -> None:
+        self.buckets = buckets
         self.worker, self.vocab, self.gamma, self.block = worker, vocab, gamma, block
         self.pages_each = -(-(context + 2 * block + 8) // page_size)
         if self.pages_each > num_pages:  # a tiny pool: as much context as there is room for
             self.pages_each = num_pages
         self.context = max(1, self.pages_each * page_size - 2 * block - 8)
-        self.num_pages = num_pages
+        self.num_pages, self.page_size = num_pages, page_size
         self._history = np.arange(self.context + 1, dtype=np.int32) % vocab
 
     def run(self, most_rows: int, most_sequences: int, progress: Progress = lambda line: None) -> Throughput:
         """Verification over rows up to `most_rows`, drafting for up to `most_sequences`."""
-        rows = [*(size for size in _ROWS if size < most_rows), most_rows]
+        rows = self._sizes(most_rows)
         drafts = self._drafts(most_sequences) if self.gamma else {}
         steps: dict[tuple[str, int], _Step] = {("rows", size): (size, 0, self.context) for size in rows}
         steps |= {("short", 1): (1, 0, self.context // 8)} if self.context >= 32 else {}
@@ -71,7 +77,28 @@ class Profiler:
                 f"profile: drafting {draft[0][0]} token {1e3 * draft[0][1]:.1f} ms, "
                 f"{draft[-1][0]} tokens {1e3 * draft[-1][1]:.1f} ms"
             )
-        return Throughput(Curve(verify), Curve(draft), per_context, float(self.context))
+        return Throughput(
+            Curve(verify, staircase=bool(self.buckets)), Curve(draft), per_context, float(self.context)
+        )
+
+    def rehearse(self, rows: int, prompt_rows: int, sequences: int) -> None:
+        """The largest steps that there can be: verification, a prompt, drafting; sampled with filters."""
+        params = SamplingParams(temperature=1.0, top_p=0.9, ignore_eos=True)
+        pages = (np.arange(-(-prompt_rows // self.page_size)) % self.num_pages).astype(np.int32)
+        state = SamplingState(params, self.vocab, frozenset())
+        history = np.zeros(prompt_rows, dtype=np.int32)
+        prompt = BatchItem(-1, history, 0, prompt_rows, pages, True, state, 1 << 20, 0)
+        self.worker.run(VerificationBatch((prompt,)))
+        self.worker.run(self._batch(rows, 0, self.context, params))
+        if self.gamma:
+            self.worker.run(self._batch(sequences, self.gamma, self.context, params))
+
+    def _sizes(self, most_rows: int) -> list[int]:
+        """Rows of the steps that are timed."""
+        known = [*self.buckets] or [*_ROWS]
+        if self.buckets:
+            known += range(known[-1] + _BEYOND, most_rows, _BEYOND)
+        return [*(size for size in known if size < most_rows), most_rows]
 
     def _drafts(self, most_sequences: int) -> dict[int, tuple[int, int]]:
         """(sequences, tokens each) of the drafts that are timed, by tokens in all."""
@@ -97,7 +124,9 @@ class Profiler:
             for name, results in found.items()
         }
 
-    def _batch(self, rows: int, slots: int, start: int) -> VerificationBatch:
+    def _batch(
+        self, rows: int, slots: int, start: int, params: SamplingParams = _GREEDY
+    ) -> VerificationBatch:
         """Sequences of up to 1 + block rows each, or of one row each where drafting is timed."""
         each = 1 if slots else 1 + self.block
         items = []
@@ -106,7 +135,7 @@ class Profiler:
             block = DraftBlock(tuple(range(verify))) if verify else None
             at = number * self.pages_each
             pages = (at + np.arange(self.pages_each, dtype=np.int32)) % self.num_pages
-            state = SamplingState(SamplingParams(temperature=0.0, ignore_eos=True), self.vocab, frozenset())
+            state = SamplingState(params, self.vocab, frozenset())
             items.append(
                 BatchItem(
                     sequence=-1 - number,

@@ -59,11 +59,12 @@ class SamplingState:
         if self._seen.numel():
             self._seen[token] = True
 
-    def fork(self) -> SamplingState:
-        """A copy that may run ahead over drafts while this one stays where it is."""
+    def fork(self, device: torch.device | str = "cpu") -> SamplingState:
+        """A copy that may run ahead over drafts while this one stays where it is; adjusts rows there."""
         twin = object.__new__(SamplingState)
         twin.__dict__.update(self.__dict__)
-        twin._counts, twin._seen = self._counts.clone(), self._seen.clone()
+        twin._counts, twin._seen = (own.to(device, copy=True) for own in (self._counts, self._seen))
+        twin._bias = (self._bias[0].to(device), self._bias[1].to(device))
         return twin
 
     def adjust(self, logits: torch.Tensor) -> None:
@@ -74,10 +75,9 @@ class SamplingState:
         if self.generated < params.min_tokens and self._stop_list:
             logits[self._stop_list] = -torch.inf
         if params.repetition_penalty != 1.0:
-            seen = logits[self._seen]
-            logits[self._seen] = torch.where(
-                seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty
-            )
+            penalty = params.repetition_penalty
+            less = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits.copy_(torch.where(self._seen, less, logits))
         if params.presence_penalty or params.frequency_penalty:
             counts = self._counts
             logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)

@@ -22,7 +22,7 @@ from engine.outputs import TokenLogprob
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """One item on its way through its rows."""
 
     item: BatchItem
@@ -35,14 +35,14 @@ class _Run:
     accepted: int = 0
     verdict: Verdict | None = None
 
-    def emit(self, token: int, accepted: bool) -> None:
+    def emit(self, token: int, accepted: bool, logprob: TokenLogprob | None = None) -> None:
         """Take one token; close the run if it is a stop token, the last allowed, or a correction."""
         item = self.item
         self.tokens.append(token)
         self.accepted += accepted
         item.state.advance(token)
-        if self.logp is not None:
-            self.logprobs.append(_report(self.logp, token, item.state.params.logprobs or 0))
+        if logprob is not None:
+            self.logprobs.append(logprob)
         if token in item.state.stop_ids:
             self.close("stop", token)
         elif len(self.tokens) >= item.budget:
@@ -59,21 +59,21 @@ def verify(items: Sequence[BatchItem], logits: torch.Tensor) -> list[Verdict]:
 
     Advances each item's SamplingState by the tokens emitted. Items without `sample` get an empty verdict.
     """
-    runs: list[_Run] = []
+    runs: list[Run] = []
     row = 0
     for item in items:
-        runs.append(_Run(item, row))
+        runs.append(Run(item, row))
         if item.sample:
             row += 1 + item.verify
         else:
             runs[-1].close()
-    _draw_uniforms(runs)
+    draw_uniforms(runs)
     while live := [run for run in runs if run.verdict is None]:
         _advance(live, logits)
     return [run.verdict for run in runs if run.verdict is not None]
 
 
-def _draw_uniforms(runs: list[_Run]) -> None:
+def draw_uniforms(runs: list[Run]) -> None:
     """Give every rejection-sampled run its uniforms for this round, in one call a purpose."""
     sampled = [
         run
@@ -92,7 +92,7 @@ def _draw_uniforms(runs: list[_Run]) -> None:
         run.accept_u, run.final_u = accept[i], final[i]
 
 
-def _advance(live: list[_Run], logits: torch.Tensor) -> None:
+def _advance(live: list[Run], logits: torch.Tensor) -> None:
     """Process the next row of every live run."""
     choices = [_choice(run, logits) for run in live]
     seeded = [i for i, choice in enumerate(choices) if choice.kind == "coupled"]
@@ -108,10 +108,13 @@ def _advance(live: list[_Run], logits: torch.Tensor) -> None:
         if decision is None:  # no distribution came out of the model: fail this sequence, and only this one
             run.close("error")
         else:
-            run.emit(decision.token, decision.accepted)
+            logprob = None
+            if run.logp is not None:
+                logprob = _report(run.logp, decision.token, run.item.state.params.logprobs or 0)
+            run.emit(decision.token, decision.accepted, logprob)
 
 
-def _choice(run: _Run, logits: torch.Tensor) -> Choice:
+def _choice(run: Run, logits: torch.Tensor) -> Choice:
     """What the run's next row is to decide. Adjusts the row in place: it is looked at only now."""
     state, done = run.item.state, len(run.tokens)
     choice = Choice(run.row + done, state.params)
@@ -130,7 +133,7 @@ def _choice(run: _Run, logits: torch.Tensor) -> Choice:
     return choice
 
 
-def _draft_law(run: _Run, vocab: int) -> torch.Tensor | None:
+def _draft_law(run: Run, vocab: int) -> torch.Tensor | None:
     """q of the run's next draft over the target's vocabulary [V]; None if one-hot."""
     draft = run.item.draft
     if draft is None or draft.q is None:

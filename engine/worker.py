@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from engine.batch import DraftBlock, StepResult, Verdict, VerificationBatch
+from engine.batch import BatchItem, DraftBlock, StepResult, Verdict, VerificationBatch
 from engine.drafter import Drafter, DraftRequest
 from engine.executor import Executor
+from engine.laps import HostLaps, Laps
 from engine.verification import verify
+
+#: items and their logits -> verdicts: `engine.verification.verify`, or the same on another device
+Verify = Callable[[Sequence[BatchItem], torch.Tensor], list[Verdict]]
 
 
 class Worker:
     """Owns nothing but its tools: all state is in the executor, the drafter and the batch."""
 
-    def __init__(self, executor: Executor, drafter: Drafter | None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        drafter: Drafter | None,
+        verify: Verify = verify,
+        laps: Callable[[], Laps] = HostLaps,
+    ) -> None:
         self.executor = executor
         self.drafter = drafter
+        self.verify = verify
+        self.laps = laps
 
     @torch.inference_mode()
     def run(self, batch: VerificationBatch) -> StepResult:
         """Forward, accept and correct, then draft. Raises whatever the executor raises."""
-        begun = time.perf_counter()
+        begun, laps = time.perf_counter(), self.laps()
+        laps.lap()
         drafter = self.drafter
         output = self.executor.forward(batch, drafter.feature_layers if drafter else ())
-        forwarded = time.perf_counter()
-        verdicts = verify(batch.items, output.logits)
+        laps.lap()
+        verdicts = self.verify(batch.items, output.logits)
         if drafter is not None:
             drafter.observe(batch, output.features, verdicts)
-        verified = time.perf_counter()
+        laps.lap()
         drafts: Sequence[DraftBlock | None] = [None] * len(batch.items)
         if drafter is not None:
             drafts = self._draft(drafter, batch, verdicts)
-        done = time.perf_counter()
-        return StepResult(
-            tuple(verdicts), tuple(drafts), begun, forwarded - begun, verified - forwarded, done - verified
-        )
+        laps.lap()
+        return StepResult(tuple(verdicts), tuple(drafts), begun, *laps.seconds())
 
     @staticmethod
     def _draft(

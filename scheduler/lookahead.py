@@ -44,8 +44,12 @@ def look_ahead(current: Floats, forecast: Floats, start: float, seconds: Floats)
 
 
 def best_count(survivals: Floats, start: float, seconds: Floats) -> int:
-    """The number of candidates with the highest rate, for requests whose values may all be looked at."""
-    return int((gains(start, survivals) / seconds[: len(survivals) + 1]).argmax())
+    """The number of candidates with the highest rate, for requests whose values may all be looked at.
+
+    Of several with the same rate the largest: where steps are padded, rows up to the edge cost nothing.
+    """
+    rate = gains(start, survivals) / seconds[: len(survivals) + 1]
+    return int(len(survivals) - rate[::-1].argmax())
 
 
 def filled(values: Floats, size: int) -> Floats:

@@ -47,7 +47,8 @@ def throughput(
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none yet, or of another form
     progress("measuring what steps cost")
-    profiler = Profiler(worker, vocab, executor.num_pages, executor.page_size, gamma, block)
+    buckets: tuple[int, ...] = getattr(executor, "row_buckets", ())
+    profiler = Profiler(worker, vocab, executor.num_pages, executor.page_size, gamma, block, buckets=buckets)
     model = profiler.run(most_rows, most_sequences, progress)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")

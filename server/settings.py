@@ -107,8 +107,10 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "Model", "type of weights and KV cache; auto is what suits the device"
     )
-    executor: Literal["auto", "native", "torch"] = option(
-        "auto", "Model", "what computes: native are the C++ kernels for CPUs; auto takes them where they run"
+    executor: Literal["auto", "cuda", "native", "torch"] = option(
+        "auto",
+        "Model",
+        "what computes: cuda is one GPU, native are the C++ kernels for CPUs; auto takes the first that runs",
     )
     quantization: Literal["auto", "bf16", "gguf"] = option(
         "auto",
@@ -153,9 +155,17 @@ class Settings(BaseModel):
     kv_cache_memory: AutoFloat = option(
         None,
         "Batching and memory",
-        "memory for the KV cache in GiB (default: from the container's limit)",
+        "memory for the KV cache in GiB (default: from the container's limit, or --gpu-memory-utilization)",
         metavar="GIB|auto",
         gt=0,
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Batching and memory",
+        "share of the GPU's memory for weights, KV cache and all that a step needs, after a rehearsal of one",
+        metavar="SHARE",
+        gt=0,
+        le=1,
     )
     enable_prefix_caching: bool = option(
         True, "Batching and memory", "reuse the pages of prompts that begin alike"

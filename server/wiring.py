@@ -21,41 +21,33 @@ from engine.drafter import Drafter
 from engine.executor import Executor
 from engine.intake import Intake
 from engine.loop import EngineLoop
-from engine.machine import has_fast_bf16, usable_cores, usable_memory
-from engine.models.base import Model
+from engine.machine import usable_cores
 from engine.models.config import ModelConfig
-from engine.models.decoder import FusedDecoder
 from engine.models.locate import default_cache_dir, locate_model
-from engine.models.transformers_model import TransformersModel
-from engine.models.weights import load_tensors
-from engine.native.loader import supported
-from engine.native.weights import load_weights
-from engine.native_executor import NativeExecutor, runs_natively
 from engine.outputs import EngineObserver
 from engine.pages import PagePool
 from engine.speculation import Speculation
 from engine.tokenizer import Tokenizer
-from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.admission import Limits
 from scheduler.calibration import CALIBRATION_FILE, Calibration, Regime
 from scheduler.policies import parse_policy
 from scheduler.policy import Fixed
 from scheduler.throughput import Throughput
+from server.executors import (
+    PAGE_SIZE,
+    build_executor,
+    build_pair,
+    build_worker,
+    fit,
+    token_budget,
+)
+from server.executors import BadSettings as BadSettings
 from server.profiles import throughput
 from server.self_check import PROMPT, self_check
 from server.settings import DEFAULT_MODEL, LOOKUP_TOKENS, Settings, SpeculativeConfig
 
 Progress = Callable[[str], None]
-
-PAGE_SIZE = 16
-#: rows a step on a CPU: bounds how long a long prompt can hold up a stream, at little cost in throughput
-_CPU_TOKEN_BUDGET = 128
-_KV_SHARE, _KV_MOST = 0.4, 4 << 30
-
-
-class BadSettings(ValueError):
-    """Settings that are fine each, but not together or not with this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +87,14 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
     folder = locate_model(settings.model, cache, progress)
     config = ModelConfig.from_folder(folder)
-    native = _native(settings, config)
-    dtype = torch.bfloat16 if native else _dtype(settings.dtype)
     progress(f"loading {folder.name}")
     tokenizer_folder = locate_model(settings.tokenizer, cache, progress) if settings.tokenizer else folder
     tokenizer = Tokenizer.from_folder(tokenizer_folder, settings.chat_template_text)
-    pages = settings.num_pages or _affordable_pages(settings, config, dtype)
-    max_model_len = _context(settings, config, pages)
-    executor: Executor
-    if native:
-        executor = _native_executor(settings, config, folder, pages, max_model_len)
-        torch.set_num_threads(1)  # the kernels' threads do the work; torch is left with single rows
-    else:
-        executor = TorchExecutor(_model(config, folder, dtype), pages, PAGE_SIZE, dtype)
+    executor, max_model_len = build_executor(settings, config, folder, progress)
     drafter, policy_name = _speculation(settings, executor, folder, max_model_len)
+    worker = build_worker(executor, drafter)
+    gamma, lookup = _block_sizes(settings.speculative_config, drafter)
+    max_model_len = fit(worker, settings, config, gamma, max(gamma, lookup), progress) or max_model_len
     pool = PagePool(executor.num_pages, PAGE_SIZE)
     intake = Intake(
         config.vocab_size,
@@ -121,14 +107,9 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
         page_salt=drafter.identity if drafter else "",
         seed=settings.seed,
     )
-    budget = settings.max_num_batched_tokens or max(_CPU_TOKEN_BUDGET, settings.max_num_seqs)
-    if budget < settings.max_num_seqs:
-        raise BadSettings(
-            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {settings.max_num_seqs}"
-        )
+    budget = token_budget(settings, config)
     limits = Limits(budget, settings.max_num_seqs)
-    policy, worker = parse_policy(policy_name), Worker(executor, drafter)
-    gamma, lookup = _block_sizes(settings.speculative_config, drafter)
+    policy = parse_policy(policy_name)
     draft_folder = _draft_model(settings.speculative_config, folder) if gamma else None
     speculation = Speculation(
         policy,
@@ -178,77 +159,8 @@ def build_comparison(
     cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
     folder = locate_model(settings.model, cache, progress)
     config = ModelConfig.from_folder(folder)
-    pages = -(-tokens // PAGE_SIZE)
     torch.set_num_threads(settings.threads or usable_cores())
-    reference = TorchExecutor(_model(config, folder, torch.float32), pages, PAGE_SIZE, torch.float32)
-    tested: Executor
-    if _native(settings, config):
-        tested = _native_executor(settings, config, folder, pages, tokens)
-    else:
-        dtype = _dtype(settings.dtype)
-        tested = TorchExecutor(_model(config, folder, dtype), pages, PAGE_SIZE, dtype)
-    return Tokenizer.from_folder(folder), reference, tested
-
-
-def _native_executor(
-    settings: Settings, config: ModelConfig, folder: Path, pages: int, positions: int
-) -> NativeExecutor:
-    weights = load_weights(folder, settings.quantization)
-    return NativeExecutor(config, weights, pages, settings.threads or usable_cores(), positions)
-
-
-def _native(settings: Settings, config: ModelConfig) -> bool:
-    """Whether the native executor runs this model. Raises BadSettings if it must and cannot."""
-    if settings.executor == "torch":
-        return False
-    reason = runs_natively(config)
-    if reason is None and settings.dtype == "float32":
-        reason = "it computes from bf16 or quantised weights, not from float32"
-    if reason is not None and settings.executor == "native":
-        raise BadSettings(f"--executor native: {reason}")
-    # Plain C++ without vector instructions runs anywhere, but torch is faster.
-    return reason is None and (settings.executor == "native" or supported()[0] != "portable")
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if has_fast_bf16() else torch.float32
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
-def _model(config: ModelConfig, folder: Path, dtype: torch.dtype) -> Model:
-    if config.fused:
-        return FusedDecoder(config, load_tensors(folder), dtype)
-    return TransformersModel.load(folder, dtype, config=config)
-
-
-def _affordable_pages(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Pages for --kv-cache-memory, or for a share of what is left, but not more than could ever be used."""
-    page = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * PAGE_SIZE
-    if settings.kv_cache_memory:
-        return max(1, int(settings.kv_cache_memory * (1 << 30)) // page)
-    useful = -(-_longest(settings, config) // PAGE_SIZE) * settings.max_num_seqs
-    return max(1, min(useful, int(min(_KV_MOST, _KV_SHARE * usable_memory())) // page))
-
-
-def _longest(settings: Settings, config: ModelConfig) -> int:
-    if settings.max_model_len and settings.max_model_len > config.max_position:
-        raise BadSettings(
-            f"--max-model-len {settings.max_model_len} exceeds the model's {config.max_position} positions"
-        )
-    return settings.max_model_len or config.max_position
-
-
-def _context(settings: Settings, config: ModelConfig, pages: int) -> int:
-    """The context limit: a single sequence must always fit, or it could never finish."""
-    longest = _longest(settings, config)
-    if longest <= pages * PAGE_SIZE:
-        return longest
-    if settings.max_model_len:
-        raise BadSettings(
-            f"--max-model-len {longest} needs {-(-longest // PAGE_SIZE)} pages, but the KV cache has {pages}"
-        )
-    return pages * PAGE_SIZE
+    return Tokenizer.from_folder(folder), *build_pair(settings, config, folder, tokens, progress)
 
 
 def _speculation(

@@ -36,7 +36,11 @@ class MissingWeights(ValueError):
 
 
 class FusedDecoder:
-    """A `Model` built from a checkpoint's tensors under their Hugging Face names."""
+    """A `Model` built from a checkpoint's tensors under their Hugging Face names.
+
+    With `max_positions` it is made for so many, and never looks at positions to see how far it must go: on a
+    device that would wait for everything queued, and a graph cannot do it at all.
+    """
 
     def __init__(
         self,
@@ -44,9 +48,11 @@ class FusedDecoder:
         tensors: Iterable[tuple[str, torch.Tensor]],
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        max_positions: int | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.max_positions = max_positions
         weights = {
             name.removeprefix("model."): tensor.to(device=device, dtype=dtype) for name, tensor in tensors
         }
@@ -84,9 +90,12 @@ class FusedDecoder:
                 )
             )
         self.norm = need("norm.weight")
-        self.head = linear(self.embedding if config.tie_embeddings else need("lm_head.weight"))
+        head = self.embedding if config.tie_embeddings else need("lm_head.weight")
+        self.head = linear(head)
+        #: [V, d], for drafters that share it; on a CPU it is kept in packed form only
+        self.head_weight = head if head is self.embedding or head.device.type != "cpu" else None
         self.inv_freq = rope_frequencies(config).to(device)
-        self._table = self._rope_table(min(config.max_position, 8192))
+        self._table = self._rope_table(max_positions or min(config.max_position, 8192))
 
     def forward(
         self,
@@ -131,9 +140,10 @@ class FusedDecoder:
 
     def _rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of the rows' angles, each [T, 1, D]."""
-        last = int(positions.max()) if positions.numel() else 0
-        if last >= self._table.shape[0]:
-            self._table = self._rope_table(max(last + 1, 2 * self._table.shape[0]))
+        if self.max_positions is None and positions.numel():
+            last = int(positions.max())
+            if last >= self._table.shape[0]:
+                self._table = self._rope_table(max(last + 1, 2 * self._table.shape[0]))
         cos, sin = self._table[positions].chunk(2, dim=-1)
         return cos[:, None], sin[:, None]
 

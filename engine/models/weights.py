@@ -14,15 +14,16 @@ class CorruptModel(ValueError):
     """A model file is truncated, damaged or missing from its set; the message names the file."""
 
 
-def load_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of every tensor in `folder`, shard by shard, on the CPU in the stored dtype.
+def load_tensors(folder: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of every tensor in `folder`, shard by shard, on a device in the stored dtype.
 
-    Files are mapped into memory, so that only the tensor at hand is resident. Raises FileNotFoundError
-    when the folder holds no safetensors file and CorruptModel when a file cannot be read in full.
+    Files are mapped into memory, so that only the tensor at hand is resident on the host. Raises
+    FileNotFoundError when the folder holds no safetensors file and CorruptModel when a file cannot be read in
+    full.
     """
     for path, expected in _shards(Path(folder)):
         try:
-            with safe_open(path, framework="pt", device="cpu") as shard:
+            with safe_open(path, framework="pt", device=str(device)) as shard:
                 names = list(shard.keys())
                 missing = expected.difference(names)
                 if missing:

@@ -228,6 +228,7 @@ class Enumeration:
     filler: float = 0.5
     together: int = CHUNK
     dtype: torch.dtype = torch.float64
+    verify: Callable[[Sequence[BatchItem], torch.Tensor], list[Verdict]] = verification.verify
 
     def emitted(self, cases: Sequence[tuple[DraftBlock, int]]) -> list[Law]:
         """For each block and verify length, the law of the tokens that one round emits."""
@@ -299,7 +300,7 @@ class Enumeration:
             ]
 
         with mock.patch.object(verification, "host_uniforms", uniforms):
-            return verification.verify(items, torch.tensor(rows, dtype=self.dtype))
+            return self.verify(items, torch.tensor(rows, dtype=self.dtype))
 
 
 def check(world: World, block: DraftBlock, verify: int, verdict: Verdict) -> None:

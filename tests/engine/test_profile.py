@@ -52,3 +52,24 @@ def test_texts_after_a_profile_are_those_without():
         return engine.texts()
 
     assert texts(True) == texts(False)
+
+
+def test_an_executor_that_pads_is_timed_at_its_sizes():
+    """Costs are a staircase there, and past the last size there are points to go on from."""
+    worker = Worker(TorchExecutor(tiny(), 16, 4, torch.float64), None)
+    profiler = Profiler(worker, VOCAB, 16, 4, 0, 0, context=20, buckets=(1, 2, 4, 8))
+    model = profiler.run(6, 2)
+    assert model.verify.sizes.tolist() == [1, 2, 4, 6]
+    assert model.verify.staircase
+    assert profiler._sizes(600) == [1, 2, 4, 8, 264, 520, 600]
+
+
+def test_a_rehearsal_runs_the_largest_steps():
+    pair = Pair("eagle3")
+    worker = Worker(TorchExecutor(pair.decoder, 4, 16), pair.drafter())
+    rows = []
+    plain = worker.executor.forward
+    worker.executor.forward = lambda batch, layers=(): rows.append(batch.rows) or plain(batch, layers)
+    gamma = pair.config.gamma
+    Profiler(worker, VOCAB, 4, 16, gamma, gamma).rehearse(12, 100, 3)
+    assert rows == [100, 12, 3]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
-from scheduler.lookahead import look_ahead
+from scheduler.lookahead import best_count, look_ahead
 from scheduler.policy import Choice, Drafted, Fixed
 from scheduler.ranking import gains, rank, survivals, table
 from tests.scheduler.joint import GAMMA, Toy, error
@@ -217,3 +217,22 @@ def test_ranking_is_the_plain_sort(rows):
     for count in range(len(ranking) + 1):  # always prefixes
         for block, length in enumerate(ranking.lengths(count, len(rows))):
             assert {p for _, p, b in candidates[:count] if b == block} == set(range(length))
+
+
+@pytest.mark.parametrize("policy", [LookAhead(), Lagged()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("lagged", [0.0, 1e-9, 0.4])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_padding_is_filled_with_drafts(policy, lagged, guarded):
+    """Where steps of 3 to 6 rows cost the same, none stops in between, however little is expected."""
+    chances = [(0.9, 0.001, 0.001)] * 2
+    rates = [1.0] + [0.98] * 4 + [0.2] * 2
+    step = choice(chances, [(lagged,) * 3] * 2, rates, [guarded] * 2)
+    # Lagged knows nothing but the round before: if that promised nothing, not even one draft pays.
+    stays = policy.name == "lagged" and lagged < 0.01
+    assert sum(policy.select(step)) == (0 if stays else 4)
+
+
+def test_of_equal_rates_the_largest_batch_is_taken():
+    assert best_count(np.zeros(3), 1.0, np.array([1.0, 1.0, 1.0, 2.0])) == 2
+    assert best_count(np.array([0.5, 0.0, 0.0]), 1.0, np.array([1.0, 1.1, 1.1, 2.0])) == 2
+    assert best_count(np.zeros(0), 1.0, np.array([1.0])) == 0

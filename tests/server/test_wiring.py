@@ -10,7 +10,7 @@ import pytest
 import drafters.shipped
 from engine.models.config import ModelConfig
 from engine.native.loader import supported
-from server import wiring
+from server import executors, wiring
 from server.settings import Settings, SpeculativeConfig
 from tests.engine.test_native import tiny
 
@@ -23,7 +23,7 @@ def config() -> ModelConfig:
 
 
 def chosen(config: ModelConfig, **settings: str) -> str:
-    return "native" if wiring._native(Settings.model_validate(settings), config) else "torch"
+    return executors.chosen(Settings.model_validate(settings), config)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def chosen(config: ModelConfig, **settings: str) -> str:
     ],
 )
 def test_vector_kernels_are_taken_where_they_run(monkeypatch, config, kernels, executor, wanted):
-    monkeypatch.setattr(wiring, "supported", lambda: kernels)
+    monkeypatch.setattr(executors, "supported", lambda: kernels)
     assert chosen(config, executor=executor) == wanted
 
 
@@ -71,3 +71,26 @@ def test_what_the_kernels_do_not_run_goes_to_torch_or_is_refused(config):
         chosen(odd, executor="native")
     with pytest.raises(wiring.BadSettings, match="float32"):
         chosen(config, executor="native", dtype="float32")
+
+
+def test_a_gpu_is_taken_where_there_is_one_and_the_model_runs_on_it(monkeypatch, config):
+    with pytest.raises(wiring.BadSettings, match="no CUDA device"):
+        chosen(config, executor="cuda")
+    monkeypatch.setattr(executors.torch.cuda, "is_available", lambda: True)
+    assert chosen(config) == chosen(config, executor="cuda") == "cuda"
+    assert chosen(config, executor="native") == "native"
+    assert chosen(config, executor="torch") == "torch"
+    assert chosen(config, quantization="gguf") == "native"  # the blocks of a file are the kernels' to read
+    other = replace(config, architecture="Gemma2ForCausalLM", fused=False)
+    assert chosen(other) == "torch"
+    with pytest.raises(wiring.BadSettings, match="Gemma2ForCausalLM does not run"):
+        chosen(other, executor="cuda")
+
+
+def test_a_step_has_more_rows_on_a_gpu(monkeypatch, config):
+    assert executors.token_budget(Settings(), config) == 128
+    assert executors.token_budget(Settings(max_num_seqs=300), config) == 300
+    monkeypatch.setattr(executors.torch.cuda, "is_available", lambda: True)
+    assert executors.token_budget(Settings(), config) == 2048
+    with pytest.raises(wiring.BadSettings, match="at least --max-num-seqs"):
+        executors.token_budget(Settings(max_num_batched_tokens=8), config)

@@ -1,0 +1,1 @@
+"""The target on one GPU: paged attention by FlashInfer, CUDA graphs, verification on the device."""
