@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench gpu-train env env-dev lock clean distclean
+.PHONY: help serve test test-all lint format bench gpu-train gpu-check env env-dev lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ format: env-dev ## Mend what ruff can mend
 
 gpu-train: ## Train a drafter on one GPU in ten minutes (flags in ARGS; see deploy/gpu/train.py)
 	@exec env PYTHONPATH=. $(GPU_PYTHON) -m deploy.gpu.train run $(ARGS)
+
+gpu-check: ## Check on one GPU what no CPU can tell, in ten minutes (flags in ARGS; see deploy/gpu/check.py)
+	@exec env PYTHONPATH=. $(GPU_PYTHON) -m deploy.gpu.check run $(ARGS)
 
 bench: env ## Measure the engine without HTTP (flags in ARGS)
 	@exec $(BIN)/dspark bench $(ARGS)

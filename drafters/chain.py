@@ -22,7 +22,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class ChainAttention(nn.Module):
-    """Grouped-query attention whose q, k and v read `width` inputs."""
+    """Grouped-query attention whose q, k and v read `width` inputs, q and k normed or not."""
 
     def __init__(self, config: DraftConfig, width: int) -> None:
         super().__init__()
@@ -33,7 +33,8 @@ class ChainAttention(nn.Module):
         self.k_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
         self.v_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(self.heads * dim, shapes.hidden_size, bias=False)
-        self.q_norm, self.k_norm = Norm(dim, shapes.rms_eps), Norm(dim, shapes.rms_eps)
+        norms = (Norm(dim, shapes.rms_eps) if config.chain.qk_norm else nn.Identity() for _ in range(2))
+        self.q_norm, self.k_norm = norms
 
     def keys_and_values(self, x: torch.Tensor, positions: torch.Tensor, rotary: Rotary) -> Pair:
         """x [..., width] -> K and V [..., kv heads, D]."""
@@ -53,7 +54,11 @@ class ChainAttention(nn.Module):
 
 
 class ChainModel(nn.Module):
-    """Eagle3 or MTP-1, by `config.family`. Embedding [V, d] and head [V', d] are the target's, frozen."""
+    """Eagle3 or MTP-1, by `config.family`; `config.chain` says how its layer differs from DeepSpec's.
+
+    Embedding [V, d] and head [V', d] are the target's, or a checkpoint's own. They stay frozen and are never
+    part of the state.
+    """
 
     def __init__(
         self,
@@ -64,13 +69,16 @@ class ChainModel(nn.Module):
     ) -> None:
         super().__init__()
         shapes, hidden = config.layers, config.hidden_size
-        self.config = config
+        self.config, self.layout = config, config.chain
         self.eagle = config.family == "eagle3"
+        fused, eps = len(config.target_layer_ids), shapes.rms_eps
         if self.eagle:
-            self.fc = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
+            self.fc = nn.Linear(fused * hidden, hidden, bias=False)
         else:
             self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
             self.input_layernorm = Norm(hidden, shapes.rms_eps)
+        self.input_norm = Norm(fused * hidden, eps) if self.layout.norm_before_fc else nn.Identity()
+        self.fc_norm = nn.ModuleList(Norm(hidden, eps) for _ in range(fused if self.layout.fc_norm else 0))
         self.enorm, self.hnorm = Norm(hidden, shapes.rms_eps), Norm(hidden, shapes.rms_eps)
         self.self_attn = ChainAttention(config, 2 * hidden if self.eagle else hidden)
         self.post_attention_layernorm = Norm(hidden, shapes.rms_eps)
@@ -89,13 +97,21 @@ class ChainModel(nn.Module):
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's features [..., m * d] -> g [..., d]."""
-        return self.fc(features) if self.eagle else features
+        if not self.eagle:
+            return features
+        features = self.input_norm(features)
+        if self.fc_norm:
+            parts = features.chunk(len(self.fc_norm), -1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        out: torch.Tensor = self.fc(features)
+        return out
 
     def inputs(self, g: torch.Tensor, tokens: torch.Tensor) -> Pair:
         """Of pairs: (residual stream [..., d], what attention reads [..., width])."""
-        both = torch.cat((self.enorm(self.embedding[tokens]), self.hnorm(g)), -1)
+        normed = self.hnorm(g)
+        both = torch.cat((self.enorm(self.embedding[tokens]), normed), -1)
         if self.eagle:
-            return g, both
+            return (normed if self.layout.norm_before_residual else g), both
         x = self.eh_proj(both)
         return x, self.input_layernorm(x)
 
@@ -115,11 +131,13 @@ class ChainModel(nn.Module):
         residual, x = self.inputs(g, tokens)
         residual = residual + self.self_attn(x, positions, self.rotary, seen, visible)
         out: torch.Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        if self.layout.norm_output:
+            out = self.norm(out)
         return out
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
-        """[..., V'] over the draft vocabulary."""
-        out: torch.Tensor = self.norm(g) @ self.head.T
+        """[..., V'] over the draft vocabulary, from what `step` returned."""
+        out: torch.Tensor = (g if self.layout.norm_output else self.norm(g)) @ self.head.T
         return out
 
     def forward(

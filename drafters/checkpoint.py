@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 from drafters.chain import ChainModel
 from drafters.config import DraftConfig
 from drafters.model import DraftModel
+from drafters.stored_tensors import check_shapes, differs, under_our_names
 
 AnyModel = DraftModel | ChainModel
 
-#: tensors that a full checkpoint repeats from the target
+#: tensors that a full checkpoint repeats from the target, unless it trained its own
 ALIASED = ("embed_tokens.weight", "lm_head.weight")
 _WEIGHTS = "model.safetensors"
 
@@ -55,24 +56,24 @@ def write(folder: Path, config: DraftConfig, tensors: dict[str, torch.Tensor]) -
     os.replace(partial, folder / "config.json")
 
 
-def load_tensors(folder: Path) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
+def load_tensors(
+    folder: Path, target_layers: int | None = None
+) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
     """Config and tensors under their names; `d2t` [V'], if there is one, are target ids.
 
-    A file has those as offsets from the draft's ids, as EAGLE and speculators have them. A confidence head
-    that is not stored is turned off, never made up. Raises FileNotFoundError or ValueError.
+    A confidence head that is not stored is turned off, never made up; `target_layers` as in
+    `DraftConfig.from_dict`. Raises FileNotFoundError or ValueError.
     """
-    config = DraftConfig.from_folder(folder)
-    tensors: dict[str, torch.Tensor] = {}
+    config = DraftConfig.from_folder(folder, target_layers)
+    stored: dict[str, torch.Tensor] = {}
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no safetensors")
     for file in files:
         with safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118  (not a dict)
-                tensors[name] = handle.get_tensor(name)
-    tensors.pop("t2d", None)
-    if "d2t" in tensors:
-        tensors["d2t"] = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
+                stored[name] = handle.get_tensor(name)
+    tensors = under_our_names(config, stored)
     if config.confidence and "confidence_head.proj.weight" not in tensors:
         config = replace(config, confidence=False)
     return config, tensors
@@ -86,14 +87,25 @@ def build(
     return kind(config, embedding, head, d2t)
 
 
-def load(folder: Path, embedding: torch.Tensor, head: torch.Tensor) -> AnyModel:
-    """The model in torch, fp32, over the target's embedding [V, d] and head [V, d]. Raises ValueError."""
-    config, tensors = load_tensors(folder)
+def load(
+    folder: Path, embedding: torch.Tensor, head: torch.Tensor, target_layers: int | None = None
+) -> AnyModel:
+    """The model in torch, fp32, over the target's embedding [V, d] and head [V, d]. Raises ValueError.
+
+    Over the checkpoint's own instead, where it has some that are no copies of the target's.
+    """
+    config, tensors = load_tensors(folder, target_layers)
     d2t = tensors.pop("d2t", None)
-    for name in ALIASED:
-        tensors.pop(name, None)
-    model = build(config, embedding, head if d2t is None else head[d2t], d2t)
-    missing, unexpected = model.load_state_dict({k: v.float() for k, v in tensors.items()}, strict=False)
-    if missing or unexpected:
-        raise ValueError(f"{folder}: missing {missing}, unexpected {unexpected}")
+    borrowed = (embedding, head if d2t is None else head[d2t])
+    used: list[torch.Tensor] = []
+    for name, targets in zip(ALIASED, borrowed, strict=True):
+        own = tensors.pop(name, None)
+        used.append(own.float() if own is not None and differs(own, targets) else targets)
+    model = build(config, used[0], used[1], d2t)
+    found = {name: value.float() for name, value in tensors.items()}
+    try:
+        check_shapes(found, model.state_dict())
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+    model.load_state_dict(found)
     return model

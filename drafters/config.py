@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from drafters.dialects import DEEPSPEC, in_one_form
+from drafters.eagle_dialects import OURS as EAGLE3
 from engine.models.config import ModelConfig
 
 HeadKind = Literal["none", "vanilla", "gated", "rnn"]
@@ -20,9 +21,26 @@ Family = Literal["block", "eagle3", "mtp"]
 #: names of the classes in config.json: DeepSpec's for DSpark and its own DFlash baselines, the others ours
 ARCHITECTURES: dict[Family, str] = {
     "block": DEEPSPEC,
-    "eagle3": "Qwen3Eagle3ChainModel",
+    "eagle3": EAGLE3,
     "mtp": "Qwen3MTPModel",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLayout:
+    """How Eagle3 layers differ between those who train them. The defaults are DeepSpec's, and ours.
+
+    `qk_norm`: q and k are normed, as Qwen3's are and Llama's are not. `norm_before_fc` norms all features of
+    a position as one before they are fused, `fc_norm` each layer's by itself. `norm_before_residual`: the
+    residual stream begins with the normed feature. `norm_output`: a chain is fed its output as the head sees
+    it, after the final norm.
+    """
+
+    qk_norm: bool = True
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +52,7 @@ class DraftConfig:
     target layers, -1 the embedding. With `sample_from_anchor` (DSpark's layout) slot j predicts the token
     after its position, the anchor's slot too; without (DFlash's own) each mask predicts the token in its
     place. `window` limits the context that a block sees (None: all of it). `draft_vocab_size` is the head's,
-    where it is restricted to part of the target's vocabulary.
+    where it is restricted to part of the target's vocabulary. `chain` is for Eagle3 alone.
     """
 
     layers: ModelConfig
@@ -49,6 +67,7 @@ class DraftConfig:
     draft_vocab_size: int | None = None
     family: Family = "block"
     sample_from_anchor: bool = True
+    chain: ChainLayout = ChainLayout()
 
     @property
     def gamma(self) -> int:
@@ -75,10 +94,13 @@ class DraftConfig:
         return self.hidden_size + (self.rank if self.confidence_with_markov else 0)
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> DraftConfig:
-        """Parse a config in any of `drafters.dialects`. Raises UnsupportedModel or ValueError."""
+    def from_dict(cls, raw: Mapping[str, Any], target_layers: int | None = None) -> DraftConfig:
+        """Parse a config in any of `drafters.dialects`. Raises UnsupportedModel or ValueError.
+
+        `target_layers`: how many the target has, for configs that leave out which of them are read.
+        """
         try:
-            return cls._parsed(in_one_form(raw))
+            return cls._parsed(in_one_form(raw, target_layers))
         except KeyError as error:
             raise ValueError(f"the draft model's config.json lacks {error}") from None
 
@@ -89,8 +111,12 @@ class DraftConfig:
         kind: HeadKind = raw.get("markov_head_type") or "vanilla" if rank else "none"
         if kind not in ("none", "vanilla", "gated", "rnn"):
             raise ValueError(f"unknown markov_head_type {kind!r}")
-        window = raw.get("context_window")
-        windows = (None if window is None else int(window),) * layers.num_layers
+        if not layers.fused:
+            raise ValueError(
+                "the draft model's layers are of a kind that is not supported: only unquantised ones with "
+                "silu and plain, linear or llama3 rotary embeddings are"
+            )
+        window = _window(raw, layers)
         names = raw.get("architectures") or [ARCHITECTURES["block"]]
         family = next((family for family, name in ARCHITECTURES.items() if name == names[0]), None)
         if family is None:
@@ -98,7 +124,7 @@ class DraftConfig:
                 f"unknown kind of draft model {names[0]!r}; known: {', '.join(ARCHITECTURES.values())}"
             )
         return cls(
-            layers=replace(layers, sliding_windows=windows),
+            layers=replace(layers, sliding_windows=(window,) * layers.num_layers),
             block_size=int(raw["block_size"]),
             mask_token_id=int(raw["mask_token_id"]),
             target_layer_ids=tuple(int(i) for i in raw["target_layer_ids"]),
@@ -106,15 +132,18 @@ class DraftConfig:
             rank=rank,
             confidence=bool(raw.get("enable_confidence_head", False)),
             confidence_with_markov=bool(raw.get("confidence_head_with_markov", rank > 0)) and rank > 0,
-            window=windows[0],
+            window=window,
             draft_vocab_size=raw.get("draft_vocab_size"),
             family=family,
             sample_from_anchor=bool(raw.get("sample_from_anchor", True)),
+            chain=ChainLayout(**raw.get("chain_layout", {})),
         )
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> DraftConfig:
-        return cls.from_dict(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+    def from_folder(cls, folder: Path | str, target_layers: int | None = None) -> DraftConfig:
+        """See `from_dict`. Raises FileNotFoundError as well."""
+        raw = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        return cls.from_dict(raw, target_layers)
 
     @classmethod
     def for_target(
@@ -170,9 +199,11 @@ class DraftConfig:
     def to_dict(self) -> dict[str, Any]:
         """config.json in DeepSpec's dialect, with additions.
 
-        `context_window` is ours; `sample_from_anchor` and `draft_vocab_size` are the speculators format's.
+        `context_window` and `chain_layout` are ours; `sample_from_anchor` and `draft_vocab_size` are the
+        speculators format's.
         """
         shapes = self.layers
+        layout = {"chain_layout": asdict(self.chain)} if self.family == "eagle3" else {}
         return {
             "architectures": [ARCHITECTURES[self.family]],
             "model_type": "qwen3",
@@ -203,7 +234,18 @@ class DraftConfig:
             "sample_from_anchor": self.sample_from_anchor,
             "context_window": self.window,
             "draft_vocab_size": self.draft_vocab_size,
+            **layout,
         }
+
+
+def _window(raw: Mapping[str, Any], layers: ModelConfig) -> int | None:
+    """Positions before the block that its layers see: our own key, or sliding attention in all of them."""
+    if "context_window" in raw:
+        return None if raw["context_window"] is None else int(raw["context_window"])
+    windows = set(layers.sliding_windows)
+    if len(windows) > 1:
+        raise ValueError("draft models that mix full and sliding attention are not supported")
+    return windows.pop()
 
 
 def spaced_layers(target_layers: int, count: int) -> tuple[int, ...]:

@@ -54,8 +54,8 @@ def export(folder: Path, target_folder: Path, output: Path) -> None:
         raise ValueError(f"{folder} holds a {config.family} model; only block drafters have a common dialect")
     target = TargetTensors.load(target_folder, ModelConfig.from_folder(target_folder))
     ids = tensors.get("d2t")
-    tensors["embed_tokens.weight"] = target.embedding
-    tensors["lm_head.weight"] = target.head if ids is None else target.head[ids]
+    tensors.setdefault("embed_tokens.weight", target.embedding)
+    tensors.setdefault("lm_head.weight", target.head if ids is None else target.head[ids])
     write(output, config, {name: _stored(value) for name, value in tensors.items()})
     _as_others_read_it(output / "config.json", config, target_folder)
     for name in _TOKENIZER:

@@ -31,7 +31,8 @@ def load_drafter(
 
     Raises FileNotFoundError, or ValueError for a checkpoint that does not fit the target.
     """
-    config, target = DraftConfig.from_folder(folder), ModelConfig.from_folder(target_folder)
+    target = ModelConfig.from_folder(target_folder)
+    config = DraftConfig.from_folder(folder, target.num_layers)
     _check(config, target)
     if config.family != "block":
         return _chain(folder, executor, target_folder, target)
@@ -40,14 +41,21 @@ def load_drafter(
         name = "embed_tokens.weight" if target.tie_embeddings else "lm_head.weight"
         head = load_weights(target_folder, quantization)[name]
         assert isinstance(head, Rows)
-        native = NativeDraftBlocks(folder, executor, head, max_positions, head.format != "BF16")
+        native = NativeDraftBlocks(
+            folder,
+            executor,
+            head,
+            max_positions,
+            small=head.format != "BF16",
+            borrowed=lambda: TargetTensors.load(target_folder, target),
+        )
         blocks, config, d2t = native, native.config, native.d2t
     elif isinstance(executor, CudaExecutor):
         on_device = _device_blocks(folder, executor, target_folder, target)
         blocks, config, d2t = on_device, on_device.model.config, on_device.model.d2t
     else:
         tensors = TargetTensors.load(target_folder, target)
-        model = load(folder, tensors.embedding, tensors.head)
+        model = load(folder, tensors.embedding, tensors.head, target.num_layers)
         assert isinstance(model, DraftModel)
         blocks = TorchDraftBlocks(model, executor.num_pages, executor.page_size)
         config, d2t = model.config, model.d2t
@@ -72,7 +80,7 @@ def _device_blocks(
 
 def _chain(folder: Path, executor: Executor, target_folder: Path, target: ModelConfig) -> ChainDrafter:
     tensors = TargetTensors.load(target_folder, target)
-    model = load(folder, tensors.embedding, tensors.head)
+    model = load(folder, tensors.embedding, tensors.head, target.num_layers)
     assert isinstance(model, ChainModel)
     norm = tensors.norm if model.config.family == "mtp" else None
     return ChainDrafter(model, _identity(folder), executor.num_pages, executor.page_size, norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,8 @@ import torch
 from drafters.checkpoint import ALIASED, load_tensors
 from drafters.config import DraftConfig
 from drafters.slots import Drawn, SlotDraw, adjust
+from drafters.stored_tensors import differs
+from drafters.target_tensors import TargetTensors
 from engine.native.draft import NativeDraftModel, SequentialHead, Slot, Span
 from engine.native.rows import KINDS
 from engine.native.weights import Rows, Weights, as_bf16, as_q8
@@ -24,11 +26,18 @@ class NativeDraftBlocks:
     """Loads a checkpoint beside a target. Raises NativeError, FileNotFoundError or ValueError.
 
     `head` [V, d] are the target's rows, needed where the checkpoint restricts the vocabulary. `small` keeps
-    the matrices in Q8_0 instead of bf16.
+    the matrices in Q8_0 instead of bf16. `borrowed` reads the target's embedding and head, which those in a
+    checkpoint are compared with; without it a checkpoint's own are passed over.
     """
 
     def __init__(
-        self, folder: Path, target: NativeExecutor, head: Rows, max_positions: int, small: bool = False
+        self,
+        folder: Path,
+        target: NativeExecutor,
+        head: Rows,
+        max_positions: int,
+        small: bool = False,
+        borrowed: Callable[[], TargetTensors] | None = None,
     ) -> None:
         config, tensors = load_tensors(folder)
         self.config = config
@@ -36,7 +45,9 @@ class NativeDraftBlocks:
         shrink = as_q8 if small else _as_they_are
         weights = shrink(as_bf16((name, value) for name, value in tensors.items() if name not in ALIASED))
         ids = None if d2t is None else d2t.numpy().astype(np.int32)
-        own_head = None if ids is None else Rows(head.format, np.ascontiguousarray(head.data[ids]), head.cols)
+        own_head = None if borrowed is None else _own_head(tensors, borrowed, d2t, shrink)
+        if own_head is None and ids is not None:
+            own_head = Rows(head.format, np.ascontiguousarray(head.data[ids]), head.cols)
         self.d2t = d2t
         self.model = NativeDraftModel(
             target.model,
@@ -108,6 +119,29 @@ class NativeDraftBlocks:
 
 def _as_they_are(weights: Weights) -> Weights:
     return weights
+
+
+def _own_head(
+    tensors: Mapping[str, torch.Tensor],
+    borrowed: Callable[[], TargetTensors],
+    d2t: torch.Tensor | None,
+    shrink: Callable[[Weights], Weights],
+) -> Rows | None:
+    """The checkpoint's head, if it has one that is no copy of the target's rows.
+
+    Raises ValueError for an embedding of its own: the kernels embed with the target's.
+    """
+    embedding, head = (tensors.get(name) for name in ALIASED)
+    if embedding is None and head is None:
+        return None
+    target = borrowed()
+    if differs(embedding, target.embedding):
+        raise ValueError("the draft model has an embedding of its own, which only --executor torch supports")
+    if head is None or not differs(head, target.head if d2t is None else target.head[d2t]):
+        return None
+    (rows,) = shrink(as_bf16([("lm_head.weight", head)])).values()
+    assert isinstance(rows, Rows)
+    return rows
 
 
 def _sequential_head(

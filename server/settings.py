@@ -44,7 +44,7 @@ class SpeculativeConfig(BaseModel):
 
     #: auto: the hybrid with the draft model that is shipped for the target, else prompt lookup
     method: Literal["auto", "off", "ngram", "dspark", "dflash", "eagle3", "mtp", "hybrid"] = "auto"
-    #: folder of a draft model (default: the shipped one); hybrid takes any kind, the others their own
+    #: folder or hub id of a draft model (default: the shipped one); hybrid takes any, the others their own
     model: str | None = None
     #: None: as many as pay, or five of prompt lookup
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_DRAFT)

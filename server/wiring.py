@@ -23,7 +23,7 @@ from engine.intake import Intake
 from engine.loop import EngineLoop
 from engine.machine import usable_cores
 from engine.models.config import ModelConfig
-from engine.models.locate import default_cache_dir, locate_model
+from engine.models.locate import default_cache_dir, locate_draft_model, locate_model
 from engine.outputs import EngineObserver
 from engine.pages import PagePool
 from engine.speculation import Speculation
@@ -85,6 +85,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     threads = settings.threads or usable_cores()
     torch.set_num_threads(threads)
     cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
+    settings = _with_draft_folder(settings, cache, progress)
     folder = locate_model(settings.model, cache, progress)
     config = ModelConfig.from_folder(folder)
     progress(f"loading {folder.name}")
@@ -216,6 +217,20 @@ def _calibrations(folder: Path | None, gamma: int) -> dict[Regime, Calibration]:
     return {table.regime: table for table in tables}
 
 
+def _with_draft_folder(settings: Settings, cache: Path, progress: Progress) -> Settings:
+    """The settings with the folder of the draft model that they name, which may be on the hub."""
+    config = settings.speculative_config
+    if config.model is None or config.method in ("off", "ngram") or settings.policy == "off":
+        return settings
+    try:
+        folder = locate_draft_model(config.model, cache, progress)
+    except (OSError, ValueError) as error:
+        raise BadSettings(f"--speculative-config: {error}") from error
+    return settings.model_copy(
+        update={"speculative_config": config.model_copy(update={"model": str(folder)})}
+    )
+
+
 def _draft_model(config: SpeculativeConfig, folder: Path) -> Path | None:
     """The folder of the draft model that the method needs; None: it needs none."""
     if config.method == "ngram":
@@ -225,8 +240,8 @@ def _draft_model(config: SpeculativeConfig, folder: Path) -> Path | None:
     shipped = shipped_drafter(folder)
     if shipped is None and config.method != "auto":
         raise BadSettings(
-            f'--speculative-config: method {config.method} needs "model", the folder of a draft model '
-            "(none is shipped for this target)"
+            f'--speculative-config: method {config.method} needs "model", the folder or hub id of a draft '
+            "model (none is shipped for this target)"
         )
     return shipped
 

@@ -15,7 +15,7 @@ from engine.models.default_model import GGUF_SHA256, MEMBER, ModelNotFound, fetc
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf, file_sha256, partial_prefix
 from engine.models.unsupported import UnsupportedModel
 
-__all__ = ["ModelNotFound", "default_cache_dir", "locate_model"]
+__all__ = ["ModelNotFound", "default_cache_dir", "locate_draft_model", "locate_model"]
 
 Progress = Callable[[str], None]
 
@@ -61,6 +61,15 @@ def locate_model(spec: str | None, cache_dir: Path, progress: Progress) -> Path:
     if not _HUB_ID.fullmatch(spec) or ".." in spec or spec.lower().endswith((".gguf", ".safetensors")):
         raise ModelNotFound(f"{spec!r} is neither an existing folder or .gguf file nor a hub id (`org/name`)")
     return _from_hub(spec, cache_dir, progress)
+
+
+def locate_draft_model(spec: str, cache_dir: Path, progress: Progress) -> Path:
+    """A folder with config.json and safetensors for a draft model: one that is here, or a hub id's.
+
+    Raises as `locate_model` does.
+    """
+    path = Path(spec).expanduser()
+    return _check_folder(path) if path.exists() else locate_model(spec, cache_dir, progress)
 
 
 def _check_folder(folder: Path) -> Path:

@@ -90,7 +90,7 @@ def test_variants_of_fields():
     [
         ({**DEEPSPEC, "architectures": ["Gemma4DSparkModel"]}, "Gemma"),
         ({"model_type": "deepseek_v4", "dspark_block_size": 5}, "DeepSeek"),
-        ({**SPECULATORS, "speculators_model_type": "eagle3"}, "eagle3"),
+        ({**SPECULATORS, "speculators_model_type": "mtp"}, "mtp"),
         ({**SPECULATORS, "projector_type": "domino"}, "domino"),
         ({**SPECULATORS, "target_hidden_size": 96}, "width"),
         ({**SPECULATORS, "aux_hidden_state_layer_ids": None}, "which layers"),

@@ -16,7 +16,7 @@ import pytest
 
 from engine.models import default_model, locate
 from engine.models.default_model import extract_gguf
-from engine.models.locate import ModelNotFound, default_cache_dir, locate_model
+from engine.models.locate import ModelNotFound, default_cache_dir, locate_draft_model, locate_model
 from engine.models.unsupported import UnsupportedModel
 from engine.models.weights import CorruptModel
 
@@ -211,3 +211,37 @@ def test_default_model() -> None:
     folder = locate_model(None, default_cache_dir(), quiet)
     assert (folder / "model.safetensors").stat().st_size > 500e6
     assert locate_model("default", default_cache_dir(), quiet) == folder
+
+
+def test_a_draft_model_is_a_folder_or_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model_folder(tmp_path / "draft")
+    assert locate_draft_model(str(folder), tmp_path, quiet) == folder
+    asked = []
+
+    def download(spec: str, **how: Any) -> str:
+        asked.append((spec, how["cache_dir"]))
+        return str(folder)
+
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert locate_draft_model("deepseek-ai/dspark_qwen3_8b_block7", tmp_path / "cache", quiet) == folder
+    assert asked == [("deepseek-ai/dspark_qwen3_8b_block7", tmp_path / "cache" / "hub")]
+
+
+def test_a_draft_model_is_no_file_and_never_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locate, "convert_gguf", None)
+    (tmp_path / "draft.gguf").touch()
+    with pytest.raises(ModelNotFound, match=r"draft\.gguf has no config\.json"):
+        locate_draft_model(str(tmp_path / "draft.gguf"), tmp_path, quiet)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(spec: str, **_: Any) -> NoReturn:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ModelNotFound, match=r"could not be fetched from the hub .*no route to host"):
+        locate_draft_model("deepseek-ai/eagle3_qwen3_8b_ttt7", tmp_path, quiet)

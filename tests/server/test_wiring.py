@@ -94,3 +94,27 @@ def test_a_step_has_more_rows_on_a_gpu(monkeypatch, config):
     assert executors.token_budget(Settings(), config) == 2048
     with pytest.raises(wiring.BadSettings, match="at least --max-num-seqs"):
         executors.token_budget(Settings(max_num_batched_tokens=8), config)
+
+
+def test_a_draft_model_may_be_named_by_its_hub_id(monkeypatch, tmp_path):
+    asked = []
+
+    def locate(spec, cache, progress):
+        asked.append((spec, cache))
+        if spec == "no/such":
+            raise FileNotFoundError("'no/such' could not be fetched from the hub")
+        return tmp_path / "fetched"
+
+    monkeypatch.setattr(wiring, "locate_draft_model", locate)
+
+    def located(**config: str) -> Settings:
+        return wiring._with_draft_folder(Settings(speculative_config=config), tmp_path, print)
+
+    found = located(method="dspark", model="deepseek-ai/dspark_qwen3_8b_block7")
+    assert found.speculative_config.model == str(tmp_path / "fetched")
+    assert asked == [("deepseek-ai/dspark_qwen3_8b_block7", tmp_path)]
+    assert located(method="off", model="any/thing").speculative_config.model == "any/thing"
+    assert located(method="hybrid").speculative_config.model is None
+    assert len(asked) == 1  # what is not needed is not fetched
+    with pytest.raises(wiring.BadSettings, match="--speculative-config: 'no/such' could not be fetched"):
+        located(method="eagle3", model="no/such")
