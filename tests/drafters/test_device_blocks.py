@@ -212,7 +212,7 @@ REQUESTS = {
     str(i): (
         [3 + i, 5, 7, 9 + i] * (2 + 3 * i),
         {
-            "max_tokens": 30,
+            "max_tokens": 20,
             "ignore_eos": True,
             **(
                 {"temperature": 0.0},
@@ -227,8 +227,10 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("case", ["window", "pages", "reduced", "dflash"])
-@pytest.mark.parametrize("settings", [{}, {"token_budget": 20}, {"num_pages": 14}], ids=str)
+@pytest.mark.parametrize(
+    ("case", "settings"),
+    [("window", {}), ("pages", {"num_pages": 14}), ("reduced", {"token_budget": 20}), ("dflash", {})],
+)
 def test_texts_and_drafts_of_the_whole_engine_are_those_in_torch(case, settings):
     pair = Pair(**CASES[case])
     settings = dict(settings)
@@ -269,7 +271,7 @@ def test_texts_and_drafts_of_the_whole_engine_are_those_in_torch(case, settings)
     assert engine.texts() == torch_engine.texts()
     assert drafted[0] == drafted[1]
     assert len(drafted[0]) > 20
-    assert pair.device.graphs.replayed > 20
+    assert pair.device.graphs.replayed > 10
 
 
 def test_two_copies_to_the_host_make_a_step():

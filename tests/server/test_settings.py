@@ -42,7 +42,7 @@ def test_every_field_has_flag_variable_and_key(tmp_path: Path) -> None:
     examples: dict[str, Any] = {
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 6}',
         "verify_policy": "fixed:3", "dtype": "float32",
-        "executor": "torch", "quantization": "gguf",
+        "executor": "torch", "quantization": "gguf", "gpu_memory_utilization": "0.7",
         "per_request_spec_decode_metrics": "summary",
         "uvicorn_log_level": "debug", "chat_template": "{{ messages }}", "metrics_prefix": "x:",
     }  # fmt: skip

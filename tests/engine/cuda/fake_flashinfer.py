@@ -51,6 +51,11 @@ def paged_attention(
     return out
 
 
+def _needed(rows: int, heads: int, dim: int) -> int:
+    """Bytes of partial results."""
+    return rows * heads * (dim + 1) * 4
+
+
 class FakeWrapper:
     """Bound to a stream by `fake_wrapper`."""
 
@@ -106,8 +111,7 @@ class FakeWrapper:
 
     def workspace_size(self, *where: Any, **how: Any) -> tuple[int, int]:
         assert "non_blocking" not in how, "not an argument of workspace_size"
-        rows, heads, dim = int(where[0][-1]), where[4], where[6]
-        return rows * heads * (dim + 1) * 4, 1024
+        return _needed(int(where[0][-1]), where[4], where[6]), 1024
 
     def plan(
         self,
@@ -169,9 +173,11 @@ class FakeWrapper:
             ]
             for source in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
                 self.stream.watch(number, source)
+        if seq_lens is not None:
+            self.stream.watch(number, seq_lens)
         self._copied = number
-        needed, _ = self.workspace_size(*lengths[:1], None, None, None, num_qo_heads, None, head_dim_qk)
-        assert not self.use_cuda_graph or needed <= len(self.float_workspace)
+        if self.use_cuda_graph:  # an eager plan may do without
+            assert _needed(self.most_rows or 0, num_qo_heads, head_dim_qk) <= len(self.float_workspace)
         self.dtype, self.causal, self.window_left = q_data_type, causal, window_left
         self.scale = sm_scale if sm_scale is not None else 1.0 / math.sqrt(head_dim_qk)
         self.shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)

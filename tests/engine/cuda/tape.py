@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 #: operations that wait for the device, or bring data from the host
 _WAITS = {
@@ -63,7 +62,7 @@ class _Tape(TorchDispatchMode):
         name = func.name().partition("::")[2].partition(".")[0]
         if name in _WAITS:
             raise CannotCapture(f"{name} inside a graph")
-        tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
+        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         if name.startswith("index") and any(each.dtype == torch.bool for each in tensors[1:]):
             raise CannotCapture(f"{name} by a mask inside a graph")
         for each in tensors:
@@ -71,7 +70,7 @@ class _Tape(TorchDispatchMode):
                 self._outside[id(each)] = (each, tuple(each.shape), _address(each))
         out = func(*args, **kwargs)
         self._operations.append((func, args, kwargs, out))
-        self._made.update(id(each) for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor))
+        self._made.update(map(id, _tensors(out)))
         return out
 
     def play(self) -> None:
@@ -81,13 +80,23 @@ class _Tape(TorchDispatchMode):
         now: dict[int, torch.Tensor] = {}
 
         def current(each: Any) -> Any:
-            return now.get(id(each), each) if isinstance(each, torch.Tensor) else each
+            if isinstance(each, torch.Tensor):
+                return now.get(id(each), each)
+            if isinstance(each, list | tuple):
+                return type(each)(map(current, each))
+            return each
 
         for func, args, kwargs, out in self._operations:
-            fresh = func(*tree_map(current, args), **tree_map(current, kwargs))
-            for old, new in zip(tree_flatten(out)[0], tree_flatten(fresh)[0], strict=True):
-                if isinstance(old, torch.Tensor):
-                    now[id(old)] = new
+            fresh = func(*map(current, args), **{name: current(each) for name, each in kwargs.items()})
+            for old, new in zip(_tensors(out), _tensors(fresh), strict=True):
+                now[id(old)] = new
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """All that are in there, lists within lists included."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [found for each in value for found in _tensors(each)] if isinstance(value, list | tuple) else []
 
 
 def _address(tensor: torch.Tensor) -> int:
