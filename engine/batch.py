@@ -47,7 +47,9 @@ class BatchItem:
     writes to. Rows are history[start:], then the first `verify` tokens of `draft`. `sample` is False for a
     prefill chunk that is not the prompt's last, which needs no logits. `budget` is how many tokens may still
     be emitted; `round` never repeats within a sequence. `draft_slots`: how many tokens a model may draft
-    afterwards; `lookup_slots`: how many may be looked up instead.
+    afterwards; `lookup_slots`: how many may be looked up instead. `scored` rows, the last ones before the
+    anchor (or of a chunk without `sample`), have their successor in the prompt reported, which takes their
+    logits as well; nothing is verified beside them.
     """
 
     sequence: int
@@ -63,11 +65,17 @@ class BatchItem:
     verify: int = 0
     draft_slots: int = 0
     lookup_slots: int = 0
+    scored: int = 0
 
     @property
     def anchor(self) -> int:
         """Absolute position of the last token before the drafts."""
         return self.start + self.count - self.verify - 1
+
+    @property
+    def logit_rows(self) -> int:
+        """How many of its rows, the last ones, need logits."""
+        return self.scored + (1 + self.verify if self.sample else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +105,13 @@ class VerificationBatch:
         )
 
     def logit_rows(self) -> npt.NDArray[np.int64]:
-        """Indices of the rows whose logits are needed: the anchor's and every draft's, sampled items only."""
+        """Indices of the rows whose logits are needed: those that are scored, and of sampled items the
+        anchor's and every draft's."""
         wanted, row = [], 0
         for item in self.items:
             row += item.count
-            if item.sample:
-                wanted.append(np.arange(row - item.verify - 1, row, dtype=np.int64))
+            if item.logit_rows:
+                wanted.append(np.arange(row - item.logit_rows, row, dtype=np.int64))
         return np.concatenate(wanted) if wanted else np.zeros(0, dtype=np.int64)
 
 
@@ -119,7 +128,8 @@ class Verdict:
     """What verification decided for one item.
 
     `tokens` are emitted in order; the first `accepted` of them were drafts. `finish` ends the sequence
-    ("stop" at a stop token, "length" at the budget, "error" for logits that are not finite).
+    ("stop" at a stop token, "length" at the budget, "error" for logits that are not finite). `scores` has an
+    entry for each row that was scored.
     """
 
     tokens: tuple[int, ...] = ()
@@ -127,6 +137,7 @@ class Verdict:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     stop_token: int | None = None
+    scores: tuple[TokenLogprob, ...] = ()
 
     def decided(self, verified: int) -> int:
         """Of so many verified drafts those that were decided on.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from engine.batch import Verdict
-from engine.outputs import FinishReason, TokenLogprob
+from engine.outputs import FinishReason, OutputDelta, TokenLogprob
 from engine.sequence import Sequence
 
 
@@ -18,18 +19,37 @@ class Emission:
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason | None
     reason: str | int | None
+    prompt_logprobs: tuple[TokenLogprob, ...]
+
+    def delta(self, choice: int, error: str | None = None) -> OutputDelta:
+        """The same for the user."""
+        return OutputDelta(
+            choice,
+            self.text,
+            self.tokens,
+            self.logprobs,
+            self.finish,
+            self.reason,
+            error,
+            self.prompt_logprobs,
+        )
 
 
-def emit(sequence: Sequence, verdict: Verdict, eos_ids: frozenset[int]) -> Emission:
+def emit(
+    sequence: Sequence, verdict: Verdict, eos_ids: frozenset[int], prompt: Seq[TokenLogprob] = ()
+) -> Emission:
     """Feed a verdict's tokens to the sequence's text, and cut all of them behind a stop string.
 
-    A stop token counts as a token but is not part of the text. A stop string wins over a length limit
-    reached by the same step, since it ends the text earlier.
+    A stop token counts as a token but is not part of the text, unless the request wants it there. A stop
+    string wins over a length limit reached by the same step, since it ends the text earlier. `prompt` are the
+    prompt's log probabilities, which go out with the first tokens.
     """
     stream, tokens, text = sequence.text, verdict.tokens, ""
+    params = sequence.state.params
     finish: FinishReason | None = verdict.finish
     reason: str | int | None = None
-    spoken = tokens[:-1] if verdict.stop_token is not None else tokens
+    silent = verdict.stop_token is not None and not params.include_stop_str_in_output
+    spoken = tokens[:-1] if silent else tokens
     for index, token in enumerate(spoken):
         text += stream.push(token)
         if stream.stopped_by is not None:
@@ -39,8 +59,8 @@ def emit(sequence: Sequence, verdict: Verdict, eos_ids: frozenset[int]) -> Emiss
         text += stream.finish()
     if stream.stopped_by is not None:
         finish, reason = "stop", stream.stopped_by
-    elif verdict.stop_token is not None and (
-        verdict.stop_token not in eos_ids or sequence.state.params.ignore_eos
-    ):
+    elif verdict.stop_token is not None and (verdict.stop_token not in eos_ids or params.ignore_eos):
         reason = verdict.stop_token
-    return Emission(text, tokens, verdict.logprobs[: len(tokens)], finish, reason)
+    first = sequence.generated == 0
+    logprobs = verdict.logprobs[: len(tokens)]
+    return Emission(text, tokens, logprobs, finish, reason, tuple(prompt) if first else ())

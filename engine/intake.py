@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.noise import split_stream
 from engine.outputs import Usage
-from engine.params import ParamError
+from engine.params import ParamError, SamplingParams
 from engine.request import ActiveRequest, Request
 from engine.sampling import SamplingState
 from engine.sequence import Sequence
@@ -55,8 +55,9 @@ class Intake:
             raise ParamError("prompt", "the prompt must have at least one token")
         if int(prompt.min()) < 0 or int(prompt.max()) >= self.vocab_size:
             raise ParamError("prompt", f"token ids must be in [0, {self.vocab_size})")
-        wanted = request.params.max_tokens or 1
-        if len(prompt) + 1 > self.max_model_len:
+        params = request.params
+        wanted = 1 if params.max_tokens is None else params.max_tokens
+        if len(prompt) + min(wanted, 1) > self.max_model_len:
             raise ParamError(
                 "prompt",
                 f"the prompt has {len(prompt)} tokens, and this model's context holds {self.max_model_len} "
@@ -72,6 +73,7 @@ class Intake:
             )
         if request.speculative_tokens is not None and request.speculative_tokens < 0:
             raise ParamError("num_speculative_tokens", "num_speculative_tokens must not be negative")
+        self._check_choice(params)
 
     def accept(self, request: Request, now: float) -> ActiveRequest:
         """Check a request and make its sequences, one a choice. Raises ParamError."""
@@ -79,7 +81,7 @@ class Intake:
         params = request.params
         if params.max_tokens is None:
             params = replace(params, max_tokens=self.max_model_len - len(request.prompt_token_ids))
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        stop_ids = self._stop_ids(params)
         prompt = np.asarray(request.prompt_token_ids, dtype=np.int32)
         # Without prefix caching, pages are shared by the choices of one request and by nobody else.
         salt = f"{self.page_salt}|{request.cache_salt}"
@@ -89,11 +91,31 @@ class Intake:
         for choice in range(params.n):
             stream = split_stream(self._random.getrandbits(128))
             state = SamplingState(params, self.vocab_size, stop_ids, prompt.tolist(), choice, stream)
-            text = TextStream(self.token_bytes, self.special_ids, params.stop)
-            active.sequences.append(Sequence(next(self._keys), choice, prompt, state, text, salt))
+            skip = self.special_ids if params.skip_special_tokens else frozenset()
+            text = TextStream(self.token_bytes, skip, params.stop, params.include_stop_str_in_output)
+            # The first choice scores the prompt for all of them: they wait for it anyway.
+            to_score = len(prompt) - 1 if params.prompt_logprobs is not None and choice == 0 else 0
+            active.sequences.append(
+                Sequence(next(self._keys), choice, prompt, state, text, salt, request.priority, to_score)
+            )
         return active
 
     def budget(self, sequence: Sequence) -> int:
         """How many tokens the sequence may still emit."""
-        wanted = sequence.state.params.max_tokens or self.max_model_len
-        return min(wanted - sequence.generated, self.max_model_len - sequence.length)
+        wanted = sequence.state.params.max_tokens
+        left = self.max_model_len - sequence.length
+        return left if wanted is None else min(wanted - sequence.generated, left)
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+
+    def _check_choice(self, params: SamplingParams) -> None:
+        """Refuse what leaves no token to choose from, from the start."""
+        if params.allowed_token_ids is None:
+            return
+        left = set(params.allowed_token_ids) - {word[0] for word in params.bad_words if len(word) == 1}
+        if params.min_tokens:
+            left -= self._stop_ids(params)
+        if not left:
+            message = "bad_words and min_tokens leave none of allowed_token_ids to choose from"
+            raise ParamError("allowed_token_ids", message)

@@ -30,7 +30,7 @@ from engine.page_table import PageTable
 from engine.pages import PagePool
 from engine.params import ParamError
 from engine.request import ActiveRequest, Request
-from engine.sequence import Sequence, Status
+from engine.sequence import Sequence, Status, insert
 from engine.speculation import Slots, Speculation, Step
 from engine.step_stats import Latch, step_stats
 from scheduler.admission import Limits, Running, StepPlan, Waiting, plan_step
@@ -61,8 +61,8 @@ class EngineLoop:
         self.observer = observer
         self.clock = clock
         self.requests: dict[str, ActiveRequest] = {}
-        self.running: list[Sequence] = []  # in order of arrival
-        self.waiting: list[Sequence] = []  # in order of arrival
+        self.running: list[Sequence] = []  # in order of rank
+        self.waiting: list[Sequence] = []  # in order of rank
         self._owner: dict[int, ActiveRequest] = {}
         self._in_flight: VerificationBatch | None = None
         self._latched: Latch | None = None
@@ -78,7 +78,7 @@ class EngineLoop:
         self.requests[request.request_id] = active
         for sequence in active.sequences:
             self._owner[sequence.key] = active
-            self.waiting.append(sequence)
+            insert(self.waiting, sequence)
         return active
 
     def abort(self, request_id: str) -> None:
@@ -159,6 +159,7 @@ class EngineLoop:
                 missing=lacks,
                 surplus=table.surplus(sequence),
                 reclaimable=table.reclaimable(sequence) if short else 0,
+                scored=sequence.unscored,
             )
             for sequence, lacks in zip(self.running, missing, strict=True)
         ]
@@ -185,7 +186,7 @@ class EngineLoop:
             if sequence is not leader and leader.generated == 0 and leader.finish_reason is None:
                 continue  # its prompt is being computed by the first choice, whose pages it will share
             pending, pages = self.table.probe(sequence)
-            yield Waiting(sequence.key, pending, pages, now - owner.arrived)
+            yield Waiting(sequence.key, pending, pages, now - owner.arrived, sequence.unscored)
 
     def _draft_slots(self, members: list[Sequence], sampling: list[Sequence], plan: StepPlan) -> list[Slots]:
         """How many tokens to draft for each after this step; fixed before anything is drafted."""
@@ -212,6 +213,7 @@ class EngineLoop:
             verify=verify,
             draft_slots=slots.model,
             lookup_slots=slots.lookup,
+            scored=sequence.scores(rows),
         )
 
     # ---- seats
@@ -220,7 +222,7 @@ class EngineLoop:
         self.table.seat(sequence)
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
-        _insert(self.running, sequence)
+        insert(self.running, sequence)
         owner = self._owner[sequence.key]
         if owner.admitted is None:
             owner.admitted = self.clock()
@@ -232,7 +234,7 @@ class EngineLoop:
         self.table.vacate(sequence)
         sequence.status = Status.WAITING
         self.running.remove(sequence)
-        _insert(self.waiting, sequence)
+        insert(self.waiting, sequence)
         self._owner[sequence.key].preemptions += 1
         self.observer.preempted()
 
@@ -254,7 +256,9 @@ class EngineLoop:
                 deltas.append(self._end(sequence, "abort"))
                 continue
             sequence.computed += item.count - item.verify + verdict.accepted
-            if item.sample:
+            sequence.scored += len(verdict.scores)
+            self._owner[sequence.key].prompt_logprobs += verdict.scores
+            if item.sample or verdict.finish is not None:
                 deltas.append(self._commit_tokens(sequence, item, verdict, draft))
             if sequence.status is Status.RUNNING:
                 self.table.publish(sequence)
@@ -285,15 +289,16 @@ class EngineLoop:
         owner = self._owner[sequence.key]
         sequence.round += 1
         sequence.draft = draft
-        emission = emit(sequence, verdict, self.intake.eos_ids)
+        emission = emit(sequence, verdict, self.intake.eos_ids, owner.prompt_logprobs)
         sequence.extend(emission.tokens)
         tokens = len(emission.tokens)
         owner.count(item.verify, min(verdict.accepted, tokens), tokens)
         self._time_emission(owner, sequence, tokens)
         if emission.finish is not None:
-            error = "the model returned values that are not finite" if emission.finish == "error" else None
+            broken = "the model returned values that are not finite, or every token is forbidden"
+            error = broken if emission.finish == "error" else None
             return self._end(sequence, emission.finish, emission, error)
-        return owner, OutputDelta(sequence.choice, emission.text, emission.tokens, emission.logprobs)
+        return owner, emission.delta(sequence.choice)
 
     def _time_emission(self, owner: ActiveRequest, sequence: Sequence, count: int) -> None:
         if not count:
@@ -331,20 +336,4 @@ class EngineLoop:
             self.observer.finished(owner.stats(self.clock(), finish))
         if emission is None:
             return owner, OutputDelta(sequence.choice, "", (), (), finish, None, error)
-        return owner, OutputDelta(
-            sequence.choice,
-            emission.text,
-            emission.tokens,
-            emission.logprobs,
-            finish,
-            emission.reason,
-            error,
-        )
-
-
-def _insert(queue: list[Sequence], sequence: Sequence) -> None:
-    """Keep a queue in order of arrival, which is the order of keys."""
-    at = len(queue)
-    while at and queue[at - 1].key > sequence.key:
-        at -= 1
-    queue.insert(at, sequence)
+        return owner, emission.delta(sequence.choice, error)

@@ -63,7 +63,7 @@ class NativeExecutor:
         """See `Executor.forward`."""
         items = batch.items
         held, rows = sum(len(item.pages) for item in items), batch.rows
-        wanted = sum(1 + item.verify for item in items if item.sample)
+        wanted = sum(item.logit_rows for item in items)
         spans_at, pages_at = 0, 3 * len(items)
         tokens_at, wanted_at = pages_at + held, pages_at + held + rows
         if wanted_at + wanted > len(self._staging):
@@ -80,9 +80,9 @@ class NativeExecutor:
             if item.verify and item.draft is not None:
                 staging[token + known : token + item.count] = item.draft.tokens[: item.verify]
             row += item.count
-            if item.sample:
-                staging[logit : logit + 1 + item.verify] = range(row - item.verify - 1, row)
-                logit += 1 + item.verify
+            if own := item.logit_rows:
+                staging[logit : logit + own] = range(row - own, row)
+                logit += own
             spans_at, page, token = spans_at + 3, page + len(item.pages), token + item.count
         layers = (ctypes.c_int32 * len(feature_layers))(*feature_layers)
         logits = torch.empty((wanted, self.config.vocab_size))

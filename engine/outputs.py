@@ -10,15 +10,17 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of one emitted token under the model's own softmax.
+    """Natural-log probability of one token under the model's own softmax.
 
     Before temperature, filters, bias and penalties; `top` holds (token id, logprob) of the likeliest
-    alternatives, best first (empty when the request asked for none).
+    alternatives, best first (empty when the request asked for none). `rank` (1: the likeliest) is counted for
+    tokens of the prompt only.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class OutputDelta:
 
     The last delta of a choice carries `finish_reason`; `stop_reason` is the stop string or the stop token id
     that ended it (None for end-of-sequence). Concatenating every `text` of a choice gives its whole text.
-    `error` explains finish_reason "error".
+    `error` explains finish_reason "error". `prompt_logprobs`, of all prompt tokens but the first, come with
+    a choice's first delta if they were asked for.
     """
 
     index: int
@@ -37,6 +40,7 @@ class OutputDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True)

@@ -74,8 +74,11 @@ class PageTable:
         sequence.published = full
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached pages of its tokens, all but the last: that one's logits are needed."""
-        full = (sequence.length - 1) // self.pool.page_size
+        """Cached pages of its tokens, but of none whose logits are needed: the last, those to be scored."""
+        skipped = sequence.length - 1
+        if sequence.unscored:
+            skipped = min(skipped, sequence.scored)
+        full = skipped // self.pool.page_size
         return self.pool.match(self._page_keys(sequence, full)[:full])
 
     def _page_keys(self, sequence: Sequence, count: int) -> list[PageKey]:

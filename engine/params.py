@@ -23,7 +23,11 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 and `min_p` 0 are off. `seed` switches to
     coupled sampling: the text becomes a function of prompt, parameters, seed and model.
     `max_tokens` None means "as much as the context allows"; the engine resolves it at submission.
-    `logprobs` None is off, 0 reports the chosen token only, N adds the N likeliest alternatives.
+    0 generates nothing: the prompt is computed, and reported on if that was asked for.
+    `logprobs` None is off, 0 reports the chosen token only, N adds the N likeliest alternatives;
+    `prompt_logprobs` is the same for the tokens of the prompt, of which the first has none.
+    `allowed_token_ids` None allows all. `bad_words` are sequences of tokens: the last one of a sequence is
+    forbidden where the output ends with those before it.
     """
 
     temperature: float = 1.0
@@ -34,14 +38,19 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -83,9 +92,22 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             need(0 <= token < vocab_size, "logit_bias", f"logit_bias token {token} is not in the vocabulary")
             need(-100.0 <= bias <= 100.0, "logit_bias", f"logit_bias of {token} must be in [-100, 100]")
+        if self.allowed_token_ids is not None:
+            need(self.allowed_token_ids != (), "allowed_token_ids", "allowed_token_ids must not be empty")
+            for token in self.allowed_token_ids:
+                need(
+                    0 <= token < vocab_size,
+                    "allowed_token_ids",
+                    f"allowed token {token} is not in the vocabulary",
+                )
+        for word in self.bad_words:
+            known = word != () and all(0 <= token < vocab_size for token in word)
+            need(known, "bad_words", "a bad word must consist of tokens of the vocabulary")
         need(self.min_tokens >= 0, "min_tokens", f"min_tokens must not be negative, got {self.min_tokens}")
         if self.max_tokens is not None:
-            need(self.max_tokens >= 1, "max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}")
+            need(
+                self.max_tokens >= 0, "max_tokens", f"max_tokens must not be negative, got {self.max_tokens}"
+            )
             need(
                 self.min_tokens <= self.max_tokens,
                 "min_tokens",
@@ -100,9 +122,11 @@ class SamplingParams:
         if self.seed is not None:
             need(-(2**63) <= self.seed < 2**63, "seed", "seed must fit in 64 bits")
         need(1 <= self.n <= max_n, "n", f"n must be in [1, {max_n}], got {self.n}")
-        if self.logprobs is not None:
-            need(
-                0 <= self.logprobs <= max_logprobs,
-                "logprobs",
-                f"at most {max_logprobs} logprobs are served, got {self.logprobs}",
-            )
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            if wanted is not None:
+                need(
+                    0 <= wanted <= max_logprobs,
+                    name,
+                    f"{name} must be in [0, {max_logprobs}], got {wanted}",
+                )

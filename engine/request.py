@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.outputs import FinishReason, RequestStats, Usage
+from engine.outputs import FinishReason, RequestStats, TokenLogprob, Usage
 from engine.params import SamplingParams
 from engine.sequence import Sequence
 
@@ -15,6 +15,7 @@ class Request:
     """What to generate. `cache_salt` keeps its cached pages apart from everybody else's.
 
     `speculative_tokens` caps the drafts verified for it in a step (None: the policy decides, 0: none).
+    Of requests that wait, and when pages run out, those of lower `priority` go first; then by arrival.
     """
 
     request_id: str
@@ -22,6 +23,7 @@ class Request:
     params: SamplingParams
     cache_salt: str = ""
     speculative_tokens: int | None = None
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class ActiveRequest:
     preemptions: int = 0
     verified: list[int] = field(default_factory=list)  # drafts, one entry a round that verified any
     accepted: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:

@@ -1,7 +1,7 @@
 """From logits to each row's own target distribution.
 
-The order is: bias, minimum length, penalties, temperature, min-p, top-k, top-p. Every step looks at one
-row only, so the distribution of a row never depends on its batch. Ties are broken towards low ids.
+The order is: bias, forbidden tokens, minimum length, penalties, temperature, min-p, top-k, top-p. Every step
+looks at one row only, so the distribution of a row never depends on its batch. Ties go to low ids.
 """
 
 from __future__ import annotations
@@ -39,8 +39,13 @@ class SamplingState:
         self.generated = 0
         #: tokens that end the text: end-of-sequence unless ignored, and the request's own
         self.stop_ids = stop_ids
+        restricted = params.allowed_token_ids is not None or bool(params.bad_words)
         #: True if logits must be changed before the softmax
-        self.adjusts = params.penalised or bool(params.logit_bias) or params.min_tokens > 0
+        self.adjusts = params.penalised or bool(params.logit_bias) or params.min_tokens > 0 or restricted
+        self._forbidden = _forbidden(params, vocab_size) if restricted else None
+        self._phrases = [word for word in params.bad_words if len(word) > 1]
+        self._reach = max((len(word) - 1 for word in self._phrases), default=0)
+        self._tail: tuple[int, ...] = ()  # of the output, as far as bad words reach back
         self._stop_list = sorted(stop_ids)
         self._bias = (
             torch.tensor(list(params.logit_bias.keys()), dtype=torch.int64),
@@ -54,6 +59,8 @@ class SamplingState:
     def advance(self, token: int) -> None:
         """The text grew by `token`."""
         self.generated += 1
+        if self._reach:
+            self._tail = (*self._tail, token)[-self._reach :]
         if self._counts.numel():
             self._counts[token] += 1
         if self._seen.numel():
@@ -68,10 +75,15 @@ class SamplingState:
         return twin
 
     def adjust(self, logits: torch.Tensor) -> None:
-        """Apply bias, minimum length and penalties to one row [V], in place."""
+        """Apply bias, forbidden tokens, minimum length and penalties to one row [V], in place."""
         params = self.params
         if params.logit_bias:
             logits[self._bias[0]] += self._bias[1].to(logits.dtype)
+        if self._forbidden is not None:
+            logits[self._forbidden] = -torch.inf
+        for phrase in self._phrases:
+            if self._tail[1 - len(phrase) :] == phrase[:-1]:
+                logits[phrase[-1]] = -torch.inf
         if self.generated < params.min_tokens and self._stop_list:
             logits[self._stop_list] = -torch.inf
         if params.repetition_penalty != 1.0:
@@ -81,6 +93,17 @@ class SamplingState:
         if params.presence_penalty or params.frequency_penalty:
             counts = self._counts
             logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+
+
+def _forbidden(params: SamplingParams, vocab_size: int) -> torch.Tensor:
+    """[V] of the tokens that may never come: not allowed, or a bad word by themselves."""
+    allowed = params.allowed_token_ids
+    mask = torch.full((vocab_size,), allowed is not None)
+    if allowed is not None:
+        mask[torch.tensor(allowed)] = False
+    alone = [word[0] for word in params.bad_words if len(word) == 1]
+    mask[torch.tensor(alone, dtype=torch.int64)] = True
+    return mask
 
 
 def probabilities(

@@ -27,11 +27,20 @@ class Sequence:
 
     `length` tokens are known; the first `computed` of them have K/V in `pages`, and every one of those is
     committed. The last known token is the anchor once all others are computed. `round` counts the steps that
-    sampled for it; it never goes back, so no random number is drawn twice.
+    sampled for it; it never goes back, so no random number is drawn twice. Of the first `to_score` tokens the
+    successors' log probabilities are reported, and `scored` of them have been.
     """
 
     def __init__(
-        self, key: int, choice: int, prompt: Tokens, state: SamplingState, text: TextStream, salt: str
+        self,
+        key: int,
+        choice: int,
+        prompt: Tokens,
+        state: SamplingState,
+        text: TextStream,
+        salt: str,
+        priority: int = 0,
+        to_score: int = 0,
     ) -> None:
         self.key = key
         self.choice = choice
@@ -39,6 +48,9 @@ class Sequence:
         self.state = state
         self.text = text
         self.salt = salt
+        self.rank = (priority, key)  # of those that wait and those that run, the lower goes first
+        self.to_score = to_score
+        self.scored = 0
         self.status = Status.WAITING
         self.aborted = False
         self.finish_reason: FinishReason | None = None
@@ -69,6 +81,15 @@ class Sequence:
         """A view of the known tokens. It stays as it is when the sequence grows."""
         return self._tokens[: self.length]
 
+    @property
+    def unscored(self) -> bool:
+        """Whether rows are left whose logits are to be reported: no page may be skipped that holds any."""
+        return self.scored < self.to_score
+
+    def scores(self, rows: int) -> int:
+        """How many of the next `rows` rows are to be reported."""
+        return max(0, min(self.computed + rows, self.to_score) - max(self.computed, self.scored))
+
     def extend(self, tokens: tuple[int, ...]) -> None:
         """Append tokens. Views handed out before keep their content: only what lies behind is written."""
         end = self.length + len(tokens)
@@ -78,3 +99,11 @@ class Sequence:
             self._tokens = grown
         self._tokens[self.length : end] = tokens
         self.length = end
+
+
+def insert(queue: list[Sequence], sequence: Sequence) -> None:
+    """Keep a queue in order of rank: of priority, then of arrival."""
+    at = len(queue)
+    while at and queue[at - 1].rank > sequence.rank:
+        at -= 1
+    queue.insert(at, sequence)

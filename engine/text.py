@@ -11,7 +11,8 @@ class TextStream:
 
     Each token contributes exact bytes, decoded incrementally: half a character waits for its other half.
     Text that could still become a stop string is held back, and only that (the longest suffix that is a
-    proper prefix of a stop string). The text ends before the first stop string to be complete.
+    proper prefix of a stop string). The text ends before the first stop string to be complete, or behind it
+    if it is to be `include`d.
     """
 
     def __init__(
@@ -19,10 +20,12 @@ class TextStream:
         token_bytes: Sequence[bytes],
         skip: frozenset[int] = frozenset(),
         stop: tuple[str, ...] = (),
+        include: bool = False,
     ) -> None:
         self._bytes = token_bytes
         self._skip = skip
         self._stop = stop
+        self._include = include
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.stopped_by: str | None = None
@@ -49,8 +52,8 @@ class TextStream:
         # The first to be complete, so that it does not matter how the text is cut into tokens.
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            _, at, self.stopped_by = min(found)
-            text, self._held = self._held[:at], ""
+            end, at, self.stopped_by = min(found)
+            text, self._held = self._held[: end if self._include else at], ""
             return text
         keep = max(_overlap(self._held, stop) for stop in self._stop)
         cut = len(self._held) - keep

@@ -19,6 +19,7 @@ from engine.batch import BatchItem, Finish, Verdict
 from engine.decision import Choice, decide
 from engine.noise import Purpose, host_row_keys, host_uniforms
 from engine.outputs import TokenLogprob
+from engine.scoring import score
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Run:
     logp: torch.Tensor | None = None  # [V] log probabilities of the present row, if they are reported
     accepted: int = 0
     verdict: Verdict | None = None
+    scores: tuple[TokenLogprob, ...] = ()
 
     def emit(self, token: int, accepted: bool, logprob: TokenLogprob | None = None) -> None:
         """Take one token; close the run if it is a stop token, the last allowed, or a correction."""
@@ -51,26 +53,41 @@ class Run:
             self.close()
 
     def close(self, finish: Finish | None = None, stop_token: int | None = None) -> None:
-        self.verdict = Verdict(tuple(self.tokens), self.accepted, tuple(self.logprobs), finish, stop_token)
+        self.verdict = Verdict(
+            tuple(self.tokens), self.accepted, tuple(self.logprobs), finish, stop_token, self.scores
+        )
 
 
 def verify(items: Sequence[BatchItem], logits: torch.Tensor) -> list[Verdict]:
-    """Decide every item. logits [n, V]: 1 + verify rows an item, for the items with `sample` set, in order.
+    """Decide every item. logits [n, V]: `logit_rows` of each item, in order.
 
-    Advances each item's SamplingState by the tokens emitted. Items without `sample` get an empty verdict.
+    Advances each item's SamplingState by the tokens emitted. Items without `sample` or a budget emit nothing.
     """
-    runs: list[Run] = []
-    row = 0
-    for item in items:
-        runs.append(Run(item, row))
-        if item.sample:
-            row += 1 + item.verify
-        else:
-            runs[-1].close()
+    runs = open_runs(items, logits)
     draw_uniforms(runs)
     while live := [run for run in runs if run.verdict is None]:
         _advance(live, logits)
     return [run.verdict for run in runs if run.verdict is not None]
+
+
+def open_runs(items: Sequence[BatchItem], logits: torch.Tensor) -> list[Run]:
+    """A run for each item, at its anchor's row; closed if nothing is to be emitted. Scores scored rows."""
+    runs: list[Run] = []
+    row = 0
+    for item in items:
+        run = Run(item, row + item.scored)
+        runs.append(run)
+        scores = score(item, logits[row : row + item.scored])
+        row += item.logit_rows
+        if scores is None:
+            run.close("error")
+            continue
+        run.scores = scores
+        if not item.sample:
+            run.close()
+        elif not item.budget:
+            run.close("length")
+    return runs
 
 
 def draw_uniforms(runs: list[Run]) -> None:

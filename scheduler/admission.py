@@ -16,6 +16,7 @@ class Running:
 
     `missing` pages are needed for its next rows, `surplus` ones are held for drafts only, and
     `reclaimable` is what preempting it would give back (surplus included).
+    `scored`: the logits of all its rows are needed.
     """
 
     key: int
@@ -23,6 +24,7 @@ class Running:
     missing: int = 0
     surplus: int = 0
     reclaimable: int = 0
+    scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,20 @@ class Waiting:
     pending: int
     pages: int
     waited: float = 0.0
+    scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """token_budget rows a step, max_sequences with pages at once, patience in seconds."""
+    """token_budget rows a step, max_sequences with pages at once, patience in seconds.
+
+    `scored_rows`: so many rows of scored prompts a step, since each of them holds a vocabulary of logits.
+    """
 
     token_budget: int
     max_sequences: int
     patience: float = 5.0
+    scored_rows: int = 128
 
 
 @dataclass(slots=True)
@@ -82,26 +89,32 @@ def plan_step(
         needed -= victim.missing
     pages -= needed
 
-    rows = limits.token_budget
+    rows, scored = limits.token_budget, limits.scored_rows
     for work in alive:
         if work.pending == 1:
             plan.rows[work.key] = 1
             rows -= 1
     for work in alive:
-        if work.pending > 1 and rows > 0:
-            plan.rows[work.key] = min(work.pending, rows)
+        room = min(rows, scored) if work.scored else rows
+        if work.pending > 1 and room > 0:
+            plan.rows[work.key] = min(work.pending, room)
             rows -= plan.rows[work.key]
+            scored -= plan.rows[work.key] if work.scored else 0
 
     seats = limits.max_sequences - len(alive)
     if not plan.preempted and not plan.shed and seats > 0 and rows > 0:
         for newcomer in waiting:
+            room = min(rows, scored) if newcomer.scored else rows
+            if room == 0:
+                continue
             # Keep a page for each sequence that runs, or newcomers would be preempted at once.
             if newcomer.pages + len(alive) + len(plan.admitted) <= pages or (
                 not alive and not plan.admitted and newcomer.pages <= pages
             ):
                 plan.admitted.append(newcomer.key)
-                plan.rows[newcomer.key] = min(newcomer.pending, rows)
+                plan.rows[newcomer.key] = min(newcomer.pending, room)
                 rows -= plan.rows[newcomer.key]
+                scored -= plan.rows[newcomer.key] if newcomer.scored else 0
                 pages -= newcomer.pages
                 seats -= 1
                 if seats == 0 or rows == 0:

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +18,9 @@ logger = logging.getLogger("dspark.access")
 
 _QUIET = frozenset({"/health", "/ready", "/metrics"})
 _SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+IGNORED_HEADER = "X-Ignored-Fields"
+IGNORED_KEY = "dspark.ignored_fields"
 
 
 class AccessLog:
@@ -41,6 +44,12 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                ignored = scope.get(IGNORED_KEY)
+                if ignored:
+                    message["headers"] = [
+                        *message["headers"],
+                        (IGNORED_HEADER.lower().encode(), _listed(ignored)),
+                    ]
                 if request_id is not None:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
@@ -72,3 +81,9 @@ class AccessLog:
 def _request_id(scope: Scope) -> str:
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _listed(names: Sequence[str]) -> bytes:
+    """For a header: a few names, cut short, without anything that a header cannot hold."""
+    shown = [re.sub(r"[^\w.-]", "?", name[:60], flags=re.ASCII) for name in names[:20]]
+    return ", ".join(shown + ["..."] * (len(names) > 20)).encode()

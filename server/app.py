@@ -5,17 +5,26 @@ from __future__ import annotations
 from importlib import metadata
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from server import chat, completions, debug, errors, health, models, openapi
-from server.access import AccessLog
+from server import chat, completions, debug, errors, health, models, openapi, responses, tokenize
+from server.access import IGNORED_HEADER, AccessLog
 from server.auth import ApiKeys
 from server.context import ServerContext
+from server.protocol import ChatRequest, CompletionRequest
+from server.responses_protocol import ResponsesRequest
+from server.root_path import RootPath
+from server.tokenize import DetokenizeRequest, TokenizeRequest
 
+_BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
 _PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses",
     "/v1/models",
+    "/tokenize",
+    "/detokenize",
     "/health",
     "/ready",
     "/metrics",
@@ -28,17 +37,29 @@ _PATHS = (
 
 def create_app(context: ServerContext) -> ASGIApp:
     """An ASGI application. Whoever runs it sets `context.engine` and decides when to drain."""
+    settings = context.settings
     app = FastAPI(
         title="dspark-server",
         version=metadata.version("dspark-server"),
         redoc_url=None,
         redirect_slashes=False,
     )
-    for endpoint in (completions, chat, models, health):
+    for endpoint in (completions, chat, responses, tokenize, models, health):
         app.include_router(endpoint.routes(context))
-    if context.settings.enable_debug_endpoints:
+    if settings.enable_debug_endpoints:
         app.include_router(debug.routes(context))
     errors.install(app)
-    openapi.install(app)
-    guarded: ASGIApp = ApiKeys(app, context.settings.api_key) if context.settings.api_key else app
-    return AccessLog(guarded, context, _PATHS)
+    openapi.install(app, _BODIES)
+    outer: ASGIApp = app
+    if settings.api_keys:
+        outer = ApiKeys(outer, settings.api_keys)
+    if settings.allowed_origins:  # outside of the keys, since a browser asks first, and without one
+        outer = CORSMiddleware(
+            outer,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", IGNORED_HEADER, "Retry-After"],
+        )
+    outer = AccessLog(outer, context, _PATHS)
+    return RootPath(outer, settings.root_path) if settings.root_path else outer

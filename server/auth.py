@@ -1,4 +1,4 @@
-"""API keys, if the operator has set any: they guard /v1, and leave probes and metrics open."""
+"""API keys, if the operator has set any: they guard what costs work, and leave probes and metrics open."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
 
+GUARDED = ("/v1", "/tokenize", "/detokenize")
+
 
 class ApiKeys:
-    """ASGI middleware that lets only requests with a known bearer token pass to /v1."""
+    """ASGI middleware that lets only requests with a known bearer token pass to the guarded paths."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -21,7 +23,7 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
             scope["type"] == "http"
-            and scope["path"].startswith("/v1")
+            and scope["path"].startswith(GUARDED)
             and not self._allowed(Headers(scope=scope))
         ):
             error = ApiError(

@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
+from server.access import IGNORED_KEY
+from server.context import ServerContext
 from server.disconnect import ClientGone
 from server.errors import ApiError, clip, invalid
 from server.unsupported import refuse_unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
-OffLoop = Callable[..., Awaitable[Any]]
 
 # Below this size parsing takes less than handing it to a thread.
 _INLINE_BYTES = 32 * 1024
 _ERRORS_SHOWN = 5
 
 
-async def read(http: Request, model: type[Model], limit: int, off_loop: OffLoop) -> Model:
-    """Read, parse and check the body of `http`; raises ApiError, or ClientGone."""
+async def read(http: Request, model: type[Model], context: ServerContext) -> Model:
+    """Read, parse and check the body of `http`; raises ApiError, or ClientGone.
+
+    Fields that nobody knows are named in a header of the reply, or refused if the operator is strict.
+    """
+    limit = context.body_limit
     _check_headers(http.headers, limit)
     raw = await _read_bytes(http, limit)
     if len(raw) <= _INLINE_BYTES:
-        return parse(raw, model)
-    checked: Model = await off_loop(parse, raw, model)
+        checked, unknown = parse(raw, model)
+    else:
+        checked, unknown = await context.off_loop(parse, raw, model)
+    if unknown and context.settings.strict:
+        raise invalid(f"Unknown parameter: {unknown[0]}", unknown[0], "unknown_parameter")
+    http.scope[IGNORED_KEY] = unknown
     return checked
 
 
-def parse(raw: bytes, model: type[Model]) -> Model:
-    """Parse JSON strictly (no NaN, no lone surrogates, bounded depth and digits) and validate it."""
+def parse(raw: bytes, model: type[Model]) -> tuple[Model, list[str]]:
+    """Parse JSON strictly (no NaN, no lone surrogates, bounded depth and digits) and validate it.
+
+    Also returns the names of the fields that nobody knows.
+    """
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as exc:
         raise invalid(f"The body is not valid JSON: {exc}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", code="invalid_json")
-    fields = refuse_unsupported(value, model)
+    fields, unknown = refuse_unsupported(value, model)
     try:
-        return model.model_validate(fields)
+        return model.model_validate(fields), unknown
     except ValidationError as exc:
         raise _explain(exc) from None
 
@@ -95,10 +107,15 @@ def _too_large(limit: int) -> ApiError:
 
 def _explain(exc: ValidationError) -> ApiError:
     errors = exc.errors(include_url=False, include_context=False, include_input=False)
-    shown = [f"{_path(error)}: {clip(error['msg'], 200)}" for error in errors[:_ERRORS_SHOWN]]
+    shown = [_sentence(error) for error in errors[:_ERRORS_SHOWN]]
     if len(errors) > _ERRORS_SHOWN:
         shown.append(f"and {len(errors) - _ERRORS_SHOWN} more")
-    return invalid("; ".join(shown), _path(errors[0]), _code(errors[0]["type"]))
+    return invalid("; ".join(shown), _path(errors[0]) or None, _code(errors[0]["type"]))
+
+
+def _sentence(error: ErrorDetails) -> str:
+    path = _path(error)
+    return f"{path}: {clip(error['msg'], 200)}" if path else clip(error["msg"], 200)
 
 
 def _path(error: ErrorDetails) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -10,7 +12,7 @@ from engine.request import Request as EngineRequest
 from server.body import read
 from server.context import ServerContext
 from server.errors import invalid, translate
-from server.generation import submit
+from server.generation import submit, with_bad_words
 from server.openapi import json_body
 from server.protocol import ChatRequest
 from server.reply import Reply, new_id
@@ -24,7 +26,7 @@ def routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest))
     async def create_chat_completion(http: Request) -> Response:
         """Answer a conversation."""
-        wanted = await read(http, ChatRequest, context.body_limit, context.off_loop)
+        wanted = await read(http, ChatRequest, context)
         model = context.check_model(wanted.model)
         _check_combinations(wanted)
         engine = context.accepting()
@@ -36,18 +38,20 @@ def routes(context: ServerContext) -> APIRouter:
             raise translate(exc, names) from None
         context.check_choices(1, params.n)
         turns = [message.for_template() for message in wanted.messages]
-        prompt = await context.off_loop(context.encoder.render, turns, wanted.template_variables)
-        shape = ChatShape(engine.tokenizer, bool(wanted.logprobs))
-        reply_id = new_id(shape)
+        keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
+        prompt = await context.off_loop(context.encoder.render, turns, wanted.template_variables, keep)
+        params = await with_bad_words(context, wanted, params)
+        shape = ChatShape(engine.tokenizer, wanted, prompt)
         request = EngineRequest(
-            request_id=reply_id,
+            request_id=uuid.uuid4().hex,
             prompt_token_ids=prompt,
             params=params,
             cache_salt=wanted.cache_salt or "",
             speculative_tokens=wanted.num_speculative_tokens,
+            priority=wanted.priority or 0,
         )
         generation = submit(context, engine, [request], names)
-        return await Reply(context, wanted, shape, generation, reply_id, model).response(http)
+        return await Reply(context, wanted, shape, generation, new_id(shape, wanted), model).response(http)
 
     return router
 

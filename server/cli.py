@@ -25,6 +25,14 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["chat"]:
+        from server.cli_chat import main as chat
+
+        return chat(arguments[1:])
+    if arguments[:1] == ["complete"]:
+        from server.cli_complete import main as complete
+
+        return complete(arguments[1:])
     if arguments[:1] == ["bench"]:
         from server.bench import main as bench
 
@@ -83,6 +91,8 @@ def _parser(with_flags: bool) -> argparse.ArgumentParser:
         from server.options import add_flags
 
         add_flags(serve)
+    commands.add_parser("chat", help="talk to a server in the terminal", add_help=False)
+    commands.add_parser("complete", help="continue a text from an argument or standard input", add_help=False)
     commands.add_parser("bench", help="measure the engine on this machine, without HTTP", add_help=False)
     commands.add_parser(
         "accuracy", help="compare the executor's distributions with fp32's on a text", add_help=False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -10,7 +12,7 @@ from engine.request import Request as EngineRequest
 from server.body import read
 from server.context import ServerContext
 from server.errors import translate
-from server.generation import submit
+from server.generation import submit, with_bad_words
 from server.openapi import json_body
 from server.protocol import CompletionRequest
 from server.reply import Reply, new_id
@@ -24,7 +26,7 @@ def routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
     async def create_completion(http: Request) -> Response:
         """Continue one or several prompts, given as text or as token ids."""
-        wanted = await read(http, CompletionRequest, context.body_limit, context.off_loop)
+        wanted = await read(http, CompletionRequest, context)
         model = context.check_model(wanted.model)
         engine = context.accepting()
         params = wanted.sampling()
@@ -33,20 +35,35 @@ def routes(context: ServerContext) -> APIRouter:
         except ParamError as exc:
             raise translate(exc) from None
         context.check_choices(len(wanted.prompt), params.n)
-        prompts = await context.off_loop(context.encoder.encode, wanted.prompt)
-        shape = CompletionShape(engine.tokenizer, wanted.logprobs is not None)
-        reply_id = new_id(shape)
+        keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
+        special = wanted.add_special_tokens is not False
+        prompts = await context.off_loop(context.encoder.encode, wanted.prompt, special, keep)
+        params = await with_bad_words(context, wanted, params)
+        shape = CompletionShape(engine.tokenizer, wanted, prompts, _echoes(context, wanted, prompts))
         requests = [
             EngineRequest(
-                request_id=f"{reply_id}-{place}",
+                request_id=uuid.uuid4().hex,
                 prompt_token_ids=ids,
                 params=params,
                 cache_salt=wanted.cache_salt or "",
                 speculative_tokens=wanted.num_speculative_tokens,
+                priority=wanted.priority or 0,
             )
-            for place, ids in enumerate(prompts)
+            for ids in prompts
         ]
         generation = submit(context, engine, requests, {})
-        return await Reply(context, wanted, shape, generation, reply_id, model).response(http)
+        return await Reply(context, wanted, shape, generation, new_id(shape, wanted), model).response(http)
 
     return router
+
+
+def _echoes(context: ServerContext, wanted: CompletionRequest, prompts: list[list[int]]) -> list[str] | None:
+    """The texts of the prompts as the client gave them, or as their tokens have them."""
+    if not wanted.echo:
+        return None
+    whole = wanted.truncate_prompt_tokens is None
+    skip = wanted.skip_special_tokens is not False
+    return [
+        given if whole and isinstance(given, str) else context.encoder.text(ids, skip)
+        for given, ids in zip(wanted.prompt, prompts, strict=True)
+    ]

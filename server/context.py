@@ -16,11 +16,12 @@ from server.errors import ApiError, internal, invalid, overloaded, shutting_down
 from server.metrics import Metrics
 from server.prompts import PromptEncoder
 from server.settings import Settings
+from server.versions import versions
 
 Result = TypeVar("Result")
 
 # What of the engine's description may change the text of a seeded request.
-_DECISIVE = ("model", "architecture", "dtype", "executor", "device", "torch_version")
+_DECISIVE = ("model", "architecture", "dtype", "executor", "kernels", "device", "torch_version")
 
 
 class ServerContext:
@@ -100,7 +101,7 @@ class ServerContext:
     def fingerprint(self) -> str:
         """system_fingerprint: the same for two servers that answer a seeded request alike."""
         info = self.loaded().info
-        decisive = json.dumps([str(info.get(key)) for key in _DECISIVE])
+        decisive = json.dumps([versions()["dspark-server"], *(str(info.get(key)) for key in _DECISIVE)])
         return "fp_" + hashlib.sha256(decisive.encode()).hexdigest()[:12]
 
     async def off_loop(self, function: Callable[..., Result], *args: Any) -> Result:

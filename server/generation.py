@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 
 from engine.async_engine import AsyncEngine, Draining, QueueFull, RequestStream
 from engine.outputs import OutputDelta, RequestStats, Usage
-from engine.params import ParamError
+from engine.params import ParamError, SamplingParams
 from engine.request import Request
 from server.context import ServerContext
 from server.errors import internal, shutting_down, translate
+from server.protocol import GenerationRequest
 
 Batch = list[tuple[int, OutputDelta]]
 
@@ -114,6 +116,16 @@ class Generation:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def with_bad_words(
+    context: ServerContext, wanted: GenerationRequest, params: SamplingParams
+) -> SamplingParams:
+    """`params` with the request's bad words in the model's tokens."""
+    if not wanted.bad_words:
+        return params
+    spelt = await context.off_loop(context.encoder.bad_words, wanted.bad_words)
+    return replace(params, bad_words=spelt)
 
 
 def submit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.outputs import TokenLogprob
@@ -21,6 +21,26 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict
             | {"top_logprobs": [_chat_entry(tokenizer, token, logprob) for token, logprob in entry.top]}
             for entry in entries
         ]
+    }
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprob], top: int
+) -> list[dict[str, Any] | None]:
+    """As vLLM has them: null for the first token, then an object each, from token ids to what is known."""
+    return [None, *[_by_id(tokenizer, entry, top) for entry in entries]]
+
+
+def _by_id(tokenizer: Tokenizer, entry: TokenLogprob, top: int) -> dict[str, Any]:
+    best = [(token, logprob, place) for place, (token, logprob) in enumerate(entry.top[:top], 1)]
+    listed = [(entry.token_id, entry.logprob, entry.rank), *best]
+    return {
+        str(token): {
+            "logprob": max(logprob, _FLOOR),
+            "rank": rank,
+            "decoded_token": tokenizer.token_text(token),
+        }
+        for token, logprob, rank in listed
     }
 
 
@@ -45,16 +65,30 @@ class CompletionLogprobs:
     share its offset, and the offsets are those of the text that the client sees.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip: frozenset[int], top: int) -> None:
+        """`skip` are the tokens that the text leaves out, `top` how many alternatives are listed."""
         self._tokenizer = tokenizer
+        self._skip = skip
+        self._top = top
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def add(self, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
+    def echo(self, text: str, ids: Sequence[int], entries: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
+        """The lists for a prompt, which the client sees as `text`; nothing is known of its first token."""
+        lists = self.add([TokenLogprob(ids[0], 0.0), *entries])
+        lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
+        self._offset += len(self._decoder.decode(b"", final=True))
+        # A tokenizer may put a space before a text, which is not in the text itself.
+        shift = len(text) - self._offset
+        lists["text_offset"] = [max(0, offset + shift) for offset in lists["text_offset"]]
+        self._offset = len(text)
+        return lists
+
+    def add(self, entries: Iterable[TokenLogprob]) -> dict[str, list[Any]]:
         """The lists for the next tokens."""
         tokens: list[str] = []
-        token_logprobs: list[float] = []
-        top_logprobs: list[dict[str, float]] = []
+        token_logprobs: list[float | None] = []
+        top_logprobs: list[dict[str, float] | None] = []
         text_offset: list[int] = []
         for entry in entries:
             token = self._tokenizer.token_text(entry.token_id)
@@ -62,11 +96,11 @@ class CompletionLogprobs:
             token_logprobs.append(max(entry.logprob, _FLOOR))
             # The chosen token is always among them, so there may be one more than was asked for.
             top = {token: max(entry.logprob, _FLOOR)}
-            for token_id, logprob in entry.top:
+            for token_id, logprob in entry.top[: self._top]:
                 top.setdefault(self._tokenizer.token_text(token_id), max(logprob, _FLOOR))
             top_logprobs.append(top)
             text_offset.append(self._offset)
-            if entry.token_id not in self._tokenizer.special_ids:
+            if entry.token_id not in self._skip:
                 self._offset += len(self._decoder.decode(_bytes(self._tokenizer, entry.token_id)))
         return {
             "tokens": tokens,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-
-from server.protocol import ChatRequest, CompletionRequest
 
 _REF = "#/components/schemas/{model}"
 
@@ -20,15 +19,13 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def install(app: FastAPI) -> None:
-    """Add the models' schemas to the document that `app` generates."""
+def install(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
+    """Add the schemas of request bodies to the document that `app` generates."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _, models = models_json_schema(
-                [(CompletionRequest, "validation"), (ChatRequest, "validation")], ref_template=_REF
-            )
+            _, models = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(models["$defs"])
             app.openapi_schema = schema
         return app.openapi_schema

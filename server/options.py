@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from server.settings import Settings, SpeculativeConfig
+from server.settings import Settings
+from server.speculative_config import SpeculativeConfig
 
 ENV_PREFIX = "DSPARK_"
 _ALIASES = {"speculative_config": ["-sc"]}

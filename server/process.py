@@ -48,10 +48,12 @@ class HttpServer(uvicorn.Server):
     """uvicorn without its signal handling: a signal must first drain the engine."""
 
     def __init__(self, app: Any, settings: Settings) -> None:
+        from server.http_protocol import BoundedHttp  # late, as in main
+
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="off",
                 loop="none",
@@ -176,7 +178,7 @@ class _Process:
             }
         )
         logger.info("Ready on %s (documentation at /docs, metrics at /metrics). Try:", url)
-        key = " -H 'Authorization: Bearer KEY'" if self._settings.api_key else ""
+        key = " -H 'Authorization: Bearer KEY'" if self._settings.api_keys else ""
         logger.info(
             "  curl -N %s/v1/chat/completions -H 'Content-Type: application/json'%s -d %s",
             url,

@@ -1,17 +1,22 @@
-"""What clients may send to the two generating endpoints. Types are strict: "1" is no number, 1 is no flag."""
+"""What clients may send to the generating endpoints. Types are strict: "1" is no number, 1 is no flag."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from engine.params import SamplingParams
+from server.errors import invalid
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Int], Field(fail_fast=True)]
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
+ReplyId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
 _SAMPLING = (
     "temperature",
@@ -24,13 +29,16 @@ _SAMPLING = (
     "logit_bias",
     "min_tokens",
     "stop",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "ignore_eos",
     "seed",
     "n",
+    "prompt_logprobs",
 )
 
 
-def _wrong(kind: str, message: str) -> PydanticCustomError:
+def wrong(kind: str, message: str) -> PydanticCustomError:
     return PydanticCustomError(kind, message)
 
 
@@ -45,7 +53,7 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
             return [value]
         if all(type(item) is list and _are_ids(item) for item in value):
             return value
-    raise _wrong(
+    raise wrong(
         "prompt_type",
         "Input should be a string, a list of strings, a list of token ids or a list of such lists",
     )
@@ -60,18 +68,18 @@ def _stop(value: Any) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, list) and all(type(item) is str for item in value):
         return tuple(value)
-    raise _wrong("stop_type", "Input should be a string or a list of strings")
+    raise wrong("stop_type", "Input should be a string or a list of strings")
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
-        raise _wrong("logit_bias_type", "Input should be an object that maps token ids to numbers")
+        raise wrong("logit_bias_type", "Input should be an object that maps token ids to numbers")
     result: dict[int, float] = {}
     for token, bias in value.items():
         if not (token.isascii() and token.isdecimal() and len(token) <= 10):
-            raise _wrong("logit_bias_key", "Keys should be token ids")
+            raise wrong("logit_bias_key", "Keys should be token ids")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise _wrong("logit_bias_value", "Values should be numbers between -100 and 100")
+            raise wrong("logit_bias_value", "Values should be numbers between -100 and 100")
         result[int(token)] = float(bias)
     return result
 
@@ -81,23 +89,29 @@ def _content(value: Any) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise _wrong("content_type", "Input should be a string or a list of text parts")
+        raise wrong("content_type", "Input should be a string or a list of text parts")
     texts: list[str] = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise _wrong("content_part", f"Part {len(texts)} should be a text part: only text is supported")
+            raise wrong("content_part", f"Part {len(texts)} should be a text part: only text is supported")
         texts.append(part["text"])
     return "\n".join(texts)
 
 
-def _template_variables(value: dict[str, Any]) -> dict[str, Any]:
-    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message"):
-        if name in value:
-            raise _wrong("template_variable", f"{name} has a field of its own")
+def _truncation(value: int) -> int:
+    if value != -1 and value < 1:
+        raise wrong("truncation", "Input should be positive, or -1 for as many tokens as fit")
     return value
 
 
-def _without_empty_extras(value: Any) -> Any:
+def _own_names(value: dict[str, Any]) -> dict[str, Any]:
+    for name in ("self", "messages", "tools", "add_generation_prompt", "continue_final_message"):
+        if name in value:
+            raise wrong("template_variable", f"{name} is no name for a variable of the template")
+    return value
+
+
+def without_empty_extras(value: Any) -> Any:
     """Drop what client libraries add to an assistant's message when they send it back."""
     if not isinstance(value, dict):
         return value
@@ -105,11 +119,30 @@ def _without_empty_extras(value: Any) -> Any:
     return {key: item for key, item in value.items() if key not in empty or (item is not None and item != [])}
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A JSON object whose fields are what they are said to be."""
+
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
 
-class StreamOptions(_Strict):
+class TemplateOptions(Strict):
+    """What a chat template is told beside the messages."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_own_names)] | None = None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Keyword arguments of the tokenizer's apply_chat_template."""
+        return {
+            "add_generation_prompt": self.add_generation_prompt is not False,
+            "continue_final_message": bool(self.continue_final_message),
+            **(self.chat_template_kwargs or {}),
+        }
+
+
+class StreamOptions(Strict):
     """Whether usage figures come with a stream: once at its end, or with every chunk."""
 
     include_usage: bool | None = None
@@ -117,7 +150,7 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(_Strict):
+class GenerationRequest(Strict):
     """The fields that both endpoints share. None everywhere means "not given"."""
 
     model: str | None = None
@@ -134,12 +167,22 @@ class GenerationRequest(_Strict):
     logit_bias: Annotated[dict[int, float], PlainValidator(_logit_bias, dict[str, float])] | None = None
     seed: Int | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_stop, str | list[str])] | None = None
-    stop_token_ids: Annotated[list[Int], Field(fail_fast=True)] | None = None
+    stop_token_ids: Ids | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=256, fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     min_tokens: Int | None = None
     max_tokens: Int | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: Int | None = None
+    truncate_prompt_tokens: Annotated[Int, AfterValidator(_truncation)] | None = None
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     num_speculative_tokens: Count | None = None
+    priority: Int | None = None
+    request_id: ReplyId | None = None
+    return_token_ids: bool | None = None
+    return_metrics: bool | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -150,9 +193,14 @@ class GenerationRequest(_Strict):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid(
+                "prompt_logprobs come with a whole reply only, not with a stream.", "prompt_logprobs"
+            )
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
-        if self.stop_token_ids is not None:
-            given["stop_token_ids"] = tuple(self.stop_token_ids)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if getattr(self, name) is not None:
+                given[name] = tuple(getattr(self, name))
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
@@ -164,12 +212,20 @@ class CompletionRequest(GenerationRequest):
         PlainValidator(_prompts, str | list[str] | list[int] | list[list[int]]),
     ]
     logprobs: Int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
 
     def sampling(self) -> SamplingParams:
-        return self._sampling(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+        limit = 16 if self.max_tokens is None else self.max_tokens
+        if limit == 0 and not self.echo and self.prompt_logprobs is None:
+            raise invalid("max_tokens may be 0 only with echo or prompt_logprobs.", "max_tokens")
+        params = self._sampling(limit, self.logprobs)
+        if self.echo and self.logprobs is not None:  # they cover the prompt as well
+            return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
+        return params
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -183,28 +239,22 @@ class Message(_Strict):
         return turn | {"role": "system"} if self.role == "developer" else turn
 
 
-class ChatRequest(GenerationRequest):
+Messages = Annotated[
+    list[Annotated[Message, BeforeValidator(without_empty_extras)]], Field(min_length=1, fail_fast=True)
+]
+
+
+class ChatRequest(GenerationRequest, TemplateOptions):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[
-        list[Annotated[Message, BeforeValidator(_without_empty_extras)]], Field(min_length=1, fail_fast=True)
-    ]
+    messages: Messages
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] | None = None
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """Keyword arguments of the tokenizer's apply_chat_template."""
-        return {
-            "add_generation_prompt": self.add_generation_prompt is not False,
-            "continue_final_message": bool(self.continue_final_message),
-            **(self.chat_template_kwargs or {}),
-        }
 
     def sampling(self) -> SamplingParams:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if limit == 0 and self.prompt_logprobs is None:
+            limit_name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            raise invalid(f"{limit_name} may be 0 only with prompt_logprobs.", limit_name)
         return self._sampling(limit, (self.top_logprobs or 0) if self.logprobs else None)

@@ -10,18 +10,20 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from engine.outputs import OutputDelta
 from server.context import ServerContext
 from server.disconnect import ClientGone, gone_response, unless_gone
 from server.generation import Generation
+from server.pacing import Pacer
 from server.protocol import GenerationRequest
 from server.request_metrics import metrics_json
 from server.shapes import Shape, usage_json
 from server.sse import EventStream, dumps, event
 
 
-def new_id(shape: Shape) -> str:
-    """A reply's id, which is the prefix of its engine requests' ids too."""
-    return shape.prefix + uuid.uuid4().hex
+def new_id(shape: Shape, wanted: GenerationRequest) -> str:
+    """A reply's id, the client's own if it has one; it need not be unique."""
+    return shape.prefix + (wanted.request_id or uuid.uuid4().hex)
 
 
 class Reply:
@@ -54,41 +56,57 @@ class Reply:
             keep_alive = self._context.settings.sse_keep_alive_interval
             return EventStream(self._events(), self._generation.abort, keep_alive)
         try:
-            choices = await unless_gone(http.receive, self._choices())
+            content = await unless_gone(http.receive, self._whole())
         except ClientGone:
             return gone_response(http.scope)
         finally:
             self._generation.abort()
+        return Response(content, media_type="application/json")
+
+    async def _whole(self) -> str:
+        pieces = await self._generation.collected()
+        if any(deltas[0].prompt_logprobs for deltas in pieces):  # megabytes, for a long prompt
+            text: str = await self._context.off_loop(self._body, pieces)
+            return text
+        return self._body(pieces)
+
+    def _body(self, pieces: list[list[OutputDelta]]) -> str:
+        choices = [self._shape.whole(index, deltas) for index, deltas in enumerate(pieces)]
         body = self._head | {"choices": choices, "usage": usage_json(self._generation.usage())}
         if self._with_metrics:
             body["metrics"] = self._metrics()
-        return Response(dumps(body), media_type="application/json")
-
-    async def _choices(self) -> list[dict[str, Any]]:
-        pieces = await self._generation.collected()
-        return [self._shape.whole(index, deltas) for index, deltas in enumerate(pieces)]
+        return dumps(body | self._shape.extra(pieces[0][0]))
 
     async def _events(self) -> AsyncIterator[bytes]:
         """Events, those that arrived together joined, since every write is a system call."""
         shape, wanted = self._shape, self._wanted
+        pacer = Pacer(self._context.settings.stream_interval)
         opened: set[int] = set()
         before = f'{dumps(self._head)[:-1]},"choices":['
         async for batch in self._generation.batches():
             choices: list[dict[str, Any]] = []
-            for index, delta in batch:
+            extra = ""
+            for index, piece in batch:
+                delta = pacer.add(index, piece)
+                if delta is None:
+                    continue
+                if not opened and (beside := shape.extra(delta)):
+                    extra = f",{dumps(beside)[1:-1]}"
                 if index not in opened:
                     opened.add(index)
-                    opening = shape.opening(index)
+                    opening = shape.opening(index, delta)
                     if opening is not None:
                         choices.append(opening)
-                # Half a character is no news, unless its tokens' log probabilities are.
-                if delta.text or delta.logprobs:
+                # Half a character is no news, unless its tokens' log probabilities or ids are.
+                if delta.text or delta.logprobs or (wanted.return_token_ids and delta.token_ids):
                     choices.append(shape.piece(index, delta))
                 if delta.finish_reason is not None:
                     choices.append(shape.closing(index, delta))
             if choices:
                 after = self._after()
-                yield b"".join(event(f"{before}{dumps(choice)}]{after}}}") for choice in choices)
+                first, *others = choices
+                events = [event(f"{before}{dumps(first)}]{after}{extra}}}")]
+                yield b"".join(events + [event(f"{before}{dumps(choice)}]{after}}}") for choice in others])
         if wanted.include_usage:
             metrics = f',"metrics":{dumps(self._metrics())}' if self._with_metrics else ""
             yield event(f'{before}],"usage":{self._usage()}{metrics}}}')
@@ -102,15 +120,15 @@ class Reply:
     @property
     def _with_metrics(self) -> bool:
         settings = self._context.settings
-        return settings.enable_per_request_metrics or settings.per_request_spec_decode_metrics != "none"
+        served = settings.enable_per_request_metrics or settings.per_request_spec_decode_metrics != "none"
+        return served or bool(self._wanted.return_metrics)
 
     def _metrics(self) -> dict[str, Any]:
         settings = self._context.settings
-        return metrics_json(
-            self._generation.stats(),
-            settings.enable_per_request_metrics,
-            settings.per_request_spec_decode_metrics,
-        )
+        times, detail = settings.enable_per_request_metrics, settings.per_request_spec_decode_metrics
+        if self._wanted.return_metrics:
+            times, detail = True, "summary" if detail == "none" else detail
+        return metrics_json(self._generation.stats(), times, detail)
 
     def _usage(self) -> str:
         return dumps(usage_json(self._generation.usage()))

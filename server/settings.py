@@ -12,12 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from scheduler.policies import parse_policy
-from scheduler.policy import Fixed
+from server.speculative_config import SpeculativeConfig, checked_policy
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-MAX_DRAFT = 16
-LOOKUP_TOKENS = 5  # that prompt lookup proposes unless told otherwise
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -35,47 +32,6 @@ def option(default: Any, group: str, help: str, *, metavar: str | None = None, *
     return Field(
         default=default, description=help, json_schema_extra={"group": group, "metavar": metavar}, **bounds
     )
-
-
-class SpeculativeConfig(BaseModel):
-    """How drafts are made; the JSON object of --speculative-config."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    #: auto: the hybrid with the draft model that is shipped for the target, else prompt lookup
-    method: Literal["auto", "off", "ngram", "dspark", "dflash", "eagle3", "mtp", "hybrid"] = "auto"
-    #: folder or hub id of a draft model (default: the shipped one); hybrid takes any, the others their own
-    model: str | None = None
-    #: None: as many as pay, or five of prompt lookup
-    num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_DRAFT)
-    prompt_lookup_min: int = Field(default=2, ge=1, le=64)
-    prompt_lookup_max: int = Field(default=5, ge=1, le=64)
-    #: the same as --verify-policy
-    verify_policy: str | None = None
-    #: as vLLM has it: look-ahead, or (false) all that are drafted; None: see --verify-policy
-    enable_adaptive_verification: bool | None = None
-    #: drafts are drawn from the drafter's distribution, never its argmax
-    draft_sample_method: Literal["probabilistic"] = "probabilistic"
-
-    @field_validator("verify_policy")
-    @classmethod
-    def _known_policy(cls, value: str | None) -> str | None:
-        return _checked_policy(value)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
-        if self.verify_policy is not None and self.enable_adaptive_verification is not None:
-            raise ValueError("give verify_policy or enable_adaptive_verification, not both")
-        return self
-
-    @property
-    def policy(self) -> str | None:
-        """The verify policy that these keys ask for, if they ask for one."""
-        if self.enable_adaptive_verification and self.method != "off":
-            return "lookahead"
-        return self.verify_policy  # all that are drafted: known once the drafter is
 
 
 class Settings(BaseModel):
@@ -207,6 +163,21 @@ class Settings(BaseModel):
     api_key: list[str] = option(
         [], "HTTP", "keys that /v1 accepts (default: open to all); prefer the environment", metavar="KEY"
     )
+    api_key_file: str | None = option(
+        None, "HTTP", "file with further keys, one a line; # begins a comment", metavar="FILE"
+    )
+    allowed_origins: list[str] = option(
+        [], "HTTP", "web pages from these origins may use the server; * is any (CORS)", metavar="ORIGIN"
+    )
+    root_path: str = option(
+        "", "HTTP", "path under which a proxy shows this server, for example /llm", metavar="PATH"
+    )
+    strict: bool = option(
+        False, "HTTP", "refuse request fields that nobody knows (default: X-Ignored-Fields names them)"
+    )
+    stream_interval: int = option(
+        1, "HTTP", "fewest tokens in a chunk of a stream, after its first", metavar="TOKENS", ge=1
+    )
     enable_request_id_headers: bool = option(
         False, "HTTP", "answer with X-Request-Id, the client's own or a fresh one"
     )
@@ -262,6 +233,25 @@ class Settings(BaseModel):
             raise ValueError("must not be empty")
         return values
 
+    @field_validator("api_key_file")
+    @classmethod
+    def _holds_keys(cls, path: str | None) -> str | None:
+        try:
+            if path is not None and not _keys_in(path):
+                raise ValueError(f"there is no key in {path}")
+        except OSError as exc:
+            raise ValueError(f"cannot read {path}: {exc.strerror}") from None
+        return path
+
+    @field_validator("root_path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value and not re.fullmatch(r"(/[\w.~-]+)+", value, re.ASCII):
+            raise ValueError("must be a path like /llm, without a slash at its end")
+        if f"{value}/".startswith("/v1/"):
+            raise ValueError("must not begin with /v1, which is part of the endpoints' own paths")
+        return value
+
     @field_validator("metrics_prefix")
     @classmethod
     def _metric_name(cls, value: str) -> str:
@@ -279,7 +269,7 @@ class Settings(BaseModel):
     @field_validator("verify_policy")
     @classmethod
     def _known_policy(cls, value: str | None) -> str | None:
-        return _checked_policy(value)
+        return checked_policy(value)
 
     @model_validator(mode="after")
     def _agreeing(self) -> Self:
@@ -306,6 +296,11 @@ class Settings(BaseModel):
         return self.served_model_name or [self.model or DEFAULT_MODEL]
 
     @property
+    def api_keys(self) -> list[str]:
+        """All keys, those of the file included."""
+        return self.api_key + (_keys_in(self.api_key_file) if self.api_key_file else [])
+
+    @property
     def chat_template_text(self) -> str | None:
         """The template itself, read from its file if one was named."""
         if self.chat_template is None or _is_template_text(self.chat_template):
@@ -314,12 +309,10 @@ class Settings(BaseModel):
             return file.read()
 
 
-def _checked_policy(value: str | None) -> str | None:
-    if value is not None:
-        policy = parse_policy(value)
-        if isinstance(policy, Fixed) and policy.k > MAX_DRAFT:
-            raise ValueError(f"at most {MAX_DRAFT} drafts are verified, not {value!r}")
-    return value
+def _keys_in(path: str) -> list[str]:
+    with open(path, encoding="utf-8") as file:
+        lines = (line.strip() for line in file)
+        return [line for line in lines if line and not line.startswith("#")]
 
 
 def _is_template_text(value: str) -> bool:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from engine.outputs import OutputDelta, TokenLogprob, Usage
 from engine.tokenizer import Tokenizer
-from server.logprobs import CompletionLogprobs, chat_logprobs
+from server.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
+from server.protocol import ChatRequest, CompletionRequest
 
 Choice = dict[str, Any]
 
@@ -19,11 +20,14 @@ class Shape(Protocol):
     whole_object: str
     chunk_object: str
 
-    def opening(self, index: int) -> Choice | None:
+    def extra(self, first: OutputDelta) -> dict[str, Any]:
+        """What stands beside the choices of a whole reply, or of a stream's first chunk."""
+
+    def opening(self, index: int, first: OutputDelta) -> Choice | None:
         """Sent once a choice, right before its first piece; None sends nothing."""
 
     def piece(self, index: int, delta: OutputDelta) -> Choice:
-        """Text, and log probabilities if asked for."""
+        """Text, and log probabilities and token ids if asked for."""
 
     def closing(self, index: int, delta: OutputDelta) -> Choice:
         """The finish reason."""
@@ -37,29 +41,79 @@ class CompletionShape:
 
     prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer, logprobs: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        wanted: CompletionRequest,
+        prompts: Sequence[Sequence[int]],
+        echoes: Sequence[str] | None = None,
+    ) -> None:
+        """`echoes` are the texts of the prompts, if every choice is to begin with its own."""
         self._tokenizer = tokenizer
-        self._logprobs = logprobs
+        self._wanted = wanted
+        self._prompts = prompts
+        self._echoes = echoes
         self._written: dict[int, CompletionLogprobs] = {}
 
-    def opening(self, index: int) -> Choice | None:
-        return None
+    def extra(self, first: OutputDelta) -> dict[str, Any]:
+        return {}
+
+    def opening(self, index: int, first: OutputDelta) -> Choice | None:
+        ids = self._prompt_ids(index)
+        if self._echoes is None:
+            return _completion(index, "", None) | ids | {"token_ids": []} if ids else None
+        text, logprobs = self._echo(index, first)
+        return _completion(index, text, logprobs) | ids | self._ids([])
 
     def piece(self, index: int, delta: OutputDelta) -> Choice:
-        return _completion(index, delta.text, self._shape(index, delta.logprobs))
+        logprobs = self._shape(index, delta.logprobs)
+        return _completion(index, delta.text, logprobs) | self._ids(delta.token_ids)
 
     def closing(self, index: int, delta: OutputDelta) -> Choice:
-        return _completion(index, "", None, delta)
+        return _completion(index, "", None, delta) | self._ids([])
 
     def whole(self, index: int, deltas: Sequence[OutputDelta]) -> Choice:
-        return _completion(index, _text(deltas), self._shape(index, _entries(deltas)), deltas[-1])
+        text, logprobs = "", None
+        if self._echoes is not None:
+            text, logprobs = self._echo(index, deltas[0])
+        own = self._shape(index, _entries(deltas))
+        if logprobs is not None and own is not None:
+            own = {name: logprobs[name] + own[name] for name in own}
+        choice = _completion(index, text + _text(deltas), own, deltas[-1])
+        if self._wanted.prompt_logprobs is not None:
+            entries = deltas[0].prompt_logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(
+                self._tokenizer, entries, self._wanted.prompt_logprobs
+            )
+        return choice | self._prompt_ids(index) | self._ids(_ids(deltas))
+
+    def _echo(self, index: int, first: OutputDelta) -> tuple[str, dict[str, Any] | None]:
+        prompt = index // (self._wanted.n or 1)
+        text = (self._echoes or ())[prompt]
+        if self._wanted.logprobs is None:
+            return text, None
+        lists = self._lists(index, self._wanted.logprobs)
+        return text, lists.echo(text, self._prompts[prompt], first.prompt_logprobs)
 
     def _shape(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not self._logprobs:
+        if self._wanted.logprobs is None:
             return None
+        return self._lists(index, self._wanted.logprobs).add(entries)
+
+    def _lists(self, index: int, top: int) -> CompletionLogprobs:
         if index not in self._written:
-            self._written[index] = CompletionLogprobs(self._tokenizer)
-        return self._written[index].add(entries)
+            shown = self._wanted.skip_special_tokens is False
+            skip = frozenset[int]() if shown else self._tokenizer.special_ids
+            self._written[index] = CompletionLogprobs(self._tokenizer, skip, top)
+        return self._written[index]
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        if not self._wanted.return_token_ids:
+            return {}
+        return {"prompt_token_ids": list(self._prompts[index // (self._wanted.n or 1)])}
+
+    def _ids(self, ids: Sequence[int]) -> dict[str, Any]:
+        return {"token_ids": list(ids)} if self._wanted.return_token_ids else {}
 
 
 class ChatShape:
@@ -67,30 +121,47 @@ class ChatShape:
 
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, logprobs: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, wanted: ChatRequest, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._logprobs = logprobs
+        self._wanted = wanted
+        self._prompt = prompt
 
-    def opening(self, index: int) -> Choice | None:
+    def extra(self, first: OutputDelta) -> dict[str, Any]:
+        wanted = self._wanted
+        extra: dict[str, Any] = {}
+        if wanted.return_token_ids:
+            extra["prompt_token_ids"] = list(self._prompt)
+        if wanted.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(
+                self._tokenizer, first.prompt_logprobs, wanted.prompt_logprobs
+            )
+        return extra
+
+    def opening(self, index: int, first: OutputDelta) -> Choice | None:
         return _chat_chunk(index, {"role": "assistant", "content": ""}, None)
 
     def piece(self, index: int, delta: OutputDelta) -> Choice:
-        return _chat_chunk(index, {"content": delta.text}, self._shape(delta.logprobs))
+        logprobs = self._shape(delta.logprobs)
+        return _chat_chunk(index, {"content": delta.text}, logprobs) | self._ids(delta.token_ids)
 
     def closing(self, index: int, delta: OutputDelta) -> Choice:
         return _chat_chunk(index, {}, None, delta)
 
     def whole(self, index: int, deltas: Sequence[OutputDelta]) -> Choice:
-        return {
+        choice = {
             "index": index,
             "message": {"role": "assistant", "content": _text(deltas), "refusal": None},
             "logprobs": self._shape(_entries(deltas)),
             "finish_reason": deltas[-1].finish_reason,
             "stop_reason": deltas[-1].stop_reason,
         }
+        return choice | self._ids(_ids(deltas))
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(self._tokenizer, entries) if self._logprobs else None
+        return chat_logprobs(self._tokenizer, entries) if self._wanted.logprobs else None
+
+    def _ids(self, ids: Sequence[int]) -> dict[str, Any]:
+        return {"token_ids": list(ids)} if self._wanted.return_token_ids else {}
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
@@ -129,3 +200,7 @@ def _text(deltas: Sequence[OutputDelta]) -> str:
 
 def _entries(deltas: Sequence[OutputDelta]) -> list[TokenLogprob]:
     return [entry for delta in deltas for entry in delta.logprobs]
+
+
+def _ids(deltas: Sequence[OutputDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]

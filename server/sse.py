@@ -36,18 +36,32 @@ def event(data: str) -> bytes:
     return f"data: {data}\n\n".encode()
 
 
+def failure_event(failure: ApiError) -> bytes:
+    """A failure in the middle of a stream."""
+    return event(dumps(failure.body()))
+
+
 class EventStream(Response):
-    """Sends what `events` yields, then [DONE].
+    """Sends what `events` yields, then `end`.
 
     The status line waits for the first event, so that a failure before it is an ordinary error reply.
-    `close` is called at the end, however it comes about.
+    `close` is called at the end, however it comes about; `failed` writes a failure behind the first event.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], keep_alive: float) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        close: Callable[[], None],
+        keep_alive: float,
+        failed: Callable[[ApiError], bytes] = failure_event,
+        end: bytes = DONE,
+    ) -> None:
         super().__init__()
         self._events = events
         self._close = close
         self._keep_alive = keep_alive
+        self._failed = failed
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _Writer(send, self._keep_alive)
@@ -75,8 +89,8 @@ class EventStream(Response):
                 failure = internal()
             if not writer.started:
                 return failure
-            await writer.write(event(dumps(failure.body())))
-        await writer.write(DONE, last=True)
+            await writer.write(self._failed(failure))
+        await writer.write(self._end, last=True)
         return None
 
 

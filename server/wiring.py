@@ -45,7 +45,8 @@ from server.executors import (
 from server.executors import BadSettings as BadSettings
 from server.profiles import throughput
 from server.self_check import PROMPT, self_check
-from server.settings import DEFAULT_MODEL, LOOKUP_TOKENS, Settings, SpeculativeConfig
+from server.settings import DEFAULT_MODEL, Settings
+from server.speculative_config import LOOKUP_TOKENS, SpeculativeConfig
 
 Progress = Callable[[str], None]
 

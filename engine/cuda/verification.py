@@ -24,7 +24,7 @@ from engine.draws import inverse_cdf
 from engine.noise import host_row_keys
 from engine.outputs import TokenLogprob
 from engine.params import SamplingParams
-from engine.verification import Run, draw_uniforms
+from engine.verification import Run, draw_uniforms, open_runs
 
 
 class DeviceVerification:
@@ -36,15 +36,14 @@ class DeviceVerification:
 
     @torch.inference_mode()
     def __call__(self, items: Sequence[BatchItem], logits: torch.Tensor) -> list[Verdict]:
-        """See `engine.verification.verify`. Changes the rows of items whose parameters change logits."""
-        runs, row = [], 0
-        for item in items:
-            runs.append(Run(item, row))
-            if item.sample:
-                row += 1 + item.verify
-            else:
-                runs[-1].close()
+        """See `engine.verification.verify`. May change rows of items whose parameters change logits."""
+        runs = open_runs(items, logits)
         live = [run for run in runs if run.verdict is None]
+        rows = [row for run in live for row in range(run.row, run.row + 1 + run.item.verify)]
+        if len(rows) < len(logits):  # some were scored, or belong to runs that have ended
+            logits, row = logits[rows], 0
+            for run in live:
+                run.row, row = row, row + 1 + run.item.verify
         if live:
             draw_uniforms(live)
             with self._staging.turn() as writer:

@@ -55,6 +55,7 @@ PROCESSORS = {
         presence_penalty=0.5, frequency_penalty=-0.25, repetition_penalty=1.25, min_tokens=3
     ),
     "bias": SamplingParams(temperature=0.75, top_p=0.95, logit_bias={1: 0.5, 3: -100.0}),
+    "forbidden": SamplingParams(allowed_token_ids=(0, 1, 2, 4), bad_words=((2,), (1, 0), (1, 4, 1))),
 }
 HEADS = {"markov": "vanilla", "gated": "gated", "rnn": "rnn", "dflash": "none", "masks": "none"}
 

@@ -191,9 +191,12 @@ class Output:
     finish: str | None = None
     reason: Any = None
     error: str | None = None
+    prompt_logprobs: list[Any] = field(default_factory=list)
 
     def take(self, delta: OutputDelta) -> None:
         assert self.finish is None, "output after the end"
+        assert not (delta.prompt_logprobs and self.tokens), "they come first"
+        self.prompt_logprobs += delta.prompt_logprobs
         self.text += delta.text
         self.tokens += delta.token_ids
         self.logprobs += delta.logprobs
@@ -242,7 +245,8 @@ class Engine:
     def add(self, name: str, prompt: Sequence[int], **params: Any) -> ActiveRequest:
         salt = params.pop("cache_salt", "")
         cap = params.pop("speculative_tokens", None)
-        request = Request(name, list(prompt), SamplingParams(**params), salt, cap)
+        priority = params.pop("priority", 0)
+        request = Request(name, list(prompt), SamplingParams(**params), salt, cap, priority)
         active = self.loop.add(request)
         self.outputs[name] = [Output() for _ in range(request.params.n)]
         return active

@@ -19,12 +19,18 @@ def adjusted(
     output: Sequence[int] = (),
     stop_ids: Collection[int] = (),
 ) -> list[float]:
-    """Logits after bias, minimum length and penalties, for the token that follows `prompt` and `output`."""
+    """Logits after bias, forbidden tokens, minimum length and penalties, for the token behind `output`."""
     counts = Counter(output)
     known = set(prompt) | set(output)
     result = []
     for token, logit in enumerate(logits):
         z = logit + params.logit_bias.get(token, 0.0)
+        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+            z = -math.inf
+        said = (*output, token)
+        for word in params.bad_words:
+            if said[len(said) - len(word) :] == word and len(word) <= len(said):
+                z = -math.inf
         if token in stop_ids and len(output) < params.min_tokens:
             z = -math.inf
         if token in known and params.repetition_penalty != 1.0:

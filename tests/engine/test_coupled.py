@@ -38,6 +38,8 @@ PROCESSORS = {
     "repetition": SamplingParams(repetition_penalty=2.0),
     "bias": SamplingParams(logit_bias={1: 2.0, 3: -100.0}),
     "min-tokens": SamplingParams(min_tokens=3),
+    "allowed": SamplingParams(allowed_token_ids=(0, 1, 3)),
+    "bad-words": SamplingParams(bad_words=((3,), (1, 2), (2, 2, 0))),
     "all": SamplingParams(
         temperature=0.75,
         top_p=0.95,

@@ -49,6 +49,17 @@ PARAMS: dict[str, dict[str, Any]] = {
     "bias": {"seed": 11, "logit_bias": {1: 4.0, 20: 2.5, 21: -100.0}},
     "minimum": {"seed": 12, "min_tokens": 16, "logit_bias": {1: 6.0}},
     "stops": {"seed": 13, "stop_token_ids": (30, 31), "ignore_eos": True, "stop": ("az", "qq")},
+    "shown stops": {
+        "seed": 13,
+        "stop_token_ids": (30, 31),
+        "stop": ("az", "qq"),
+        "include_stop_str_in_output": True,
+    },
+    "allowed": {"seed": 14, "allowed_token_ids": tuple(range(2, 40, 3))},
+    "bad words": {
+        "seed": 15,
+        "bad_words": ((20,), (3, 14), (26, 5, 35), *((a, b) for a in range(8) for b in range(30))),
+    },
     "everything": {
         "seed": 2**62 + 5,
         "temperature": 1.2,
@@ -62,6 +73,8 @@ PARAMS: dict[str, dict[str, Any]] = {
         "min_tokens": 6,
         "stop_token_ids": (2,),
         "n": 3,
+        "bad_words": ((11,), (9, 12)),
+        "allowed_token_ids": tuple(range(1, 60)),
     },
 }
 

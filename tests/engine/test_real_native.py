@@ -76,6 +76,41 @@ def test_a_prefix_from_the_cache_leaves_the_text_alone(kind):
     assert active.usage.cached_tokens >= len(prompt) - 17
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_scored_as_a_prompt_has_the_logprobs_that_it_was_generated_with(kind):
+    """Generated in drafted blocks; scored in chunks, beside others, with its prompt in the cache."""
+    from engine.params import SamplingParams
+    from engine.request import Request
+    from scheduler.policies import parse_policy
+
+    loop, worker = real.parts(kind).loop, real.parts(kind).worker
+    loop.speculation.policy = parse_policy("fixed:4")
+    prompt = real.chat("Repeat after me: " + "the quick brown fox jumps over the lazy dog. " * 12)
+
+    def run(*requests):
+        told = {request.request_id: ([], []) for request in requests}
+        for request in requests:
+            loop.add(request)
+        while loop.has_work:
+            batch = loop.begin()
+            for active, delta in loop.commit(batch, worker.run(batch)):
+                generated, scored = told[active.request.request_id]
+                generated += delta.logprobs
+                scored += delta.prompt_logprobs
+        return list(told.values())
+
+    params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=3, ignore_eos=True)
+    ((generated, _),) = run(Request("generated", prompt, params, "scoring"))
+    text = prompt + [each.token_id for each in generated]
+    scoring = SamplingParams(max_tokens=0, prompt_logprobs=3)
+    other = Request("other", real.chat(real.PROMPTS[0]), SamplingParams(temperature=0.0, max_tokens=16))
+    (_, scored), _ = run(Request("scored", text, scoring, "scoring"), other)
+    assert len(scored) == len(text) - 1
+    for one, same in zip(generated, scored[-24:], strict=True):
+        assert (same.token_id, [token for token, _ in same.top]) == (one.token_id, [t for t, _ in one.top])
+        assert same.logprob == pytest.approx(one.logprob, abs=1e-6)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)

@@ -293,8 +293,11 @@ penalties = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.5, 0.5, 10.0]),
     logit_bias=st.dictionaries(st.integers(0, 11), st.integers(-400, 400).map(lambda n: n / 4), max_size=4),
     min_tokens=st.integers(0, 6),
+    allowed_token_ids=st.none() | st.lists(st.integers(0, 11), min_size=1, max_size=12).map(tuple),
+    bad_words=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=4).map(tuple),
 )
-text = st.lists(st.integers(0, 11), max_size=10)
+#: of few tokens more often than not, so that bad words come up
+text = st.lists(st.integers(0, 3) | st.integers(0, 11), max_size=10)
 
 
 def adjust(state: SamplingState, logits: list[float]) -> list[float]:
@@ -370,6 +373,17 @@ def test_a_bias_may_forbid_and_does_not_come_back() -> None:
     state = SamplingState(SamplingParams(logit_bias={1: -100.0, 2: 100.0}), 3, frozenset())
     assert adjust(state, [0.0, 0.0, 0.0]) == [0.0, -100.0, 100.0]
     assert not SamplingState(SamplingParams(), 3, frozenset({1})).adjusts
+
+
+def test_bad_words_on_a_plain_example() -> None:
+    """A single token never comes, the end of a phrase not behind its beginning in the output."""
+    params = SamplingParams(bad_words=((0,), (1, 2, 3)))
+    state = SamplingState(params, 4, frozenset(), prompt=(1, 2))
+    for token, last in ((1, 0.0), (1, 0.0), (2, 0.0), (1, -math.inf), (2, 0.0)):
+        assert adjust(state, [0.0] * 4) == [-math.inf, 0.0, 0.0, last]
+        state.advance(token)
+    assert adjust(state, [0.0] * 4) == [-math.inf, 0.0, 0.0, -math.inf]
+    assert SamplingState(SamplingParams(allowed_token_ids=(2,)), 4, frozenset()).adjusts
 
 
 # ---- draws

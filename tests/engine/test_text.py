@@ -103,6 +103,19 @@ def test_what_was_held_back_is_released_at_the_end():
     assert stream.finish() == "ab"
 
 
+@given(LETTERS, STOPS, st.lists(st.integers(0, 28)))
+@settings(max_examples=200, deadline=None)
+def test_the_stop_string_itself_is_kept_on_request(text, stops, cuts):
+    raw = text.encode()
+    edges = sorted({0, len(raw), *(at for at in cuts if at <= len(raw))})
+    pieces = [raw[a:b] for a, b in pairwise(edges)]
+    stream = TextStream(pieces, stop=stops, include=True)
+    wanted, stop = cut(text, stops)
+    given_out = "".join(stream.push(token) for token in range(len(pieces)) if stream.stopped_by is None)
+    assert given_out + stream.finish() == wanted + (stop or "")
+    assert stream.stopped_by == stop
+
+
 # ---- from verdicts to pieces of output
 
 LETTER_BYTES = [bytes([97 + i]) for i in range(26)]
@@ -142,6 +155,14 @@ def test_a_stop_token_counts_but_is_not_part_of_the_text(eos, reason):
     piece = emit(sequence(), verdict("abz", finish="stop", stop_token=25), eos)
     assert (piece.text, spell(piece.tokens), len(piece.logprobs)) == ("ab", "abz", 3)
     assert (piece.finish, piece.reason) == ("stop", reason)
+
+
+def test_a_stop_token_is_part_of_the_text_on_request():
+    asking = sequence()
+    asking.state.params = SamplingParams(include_stop_str_in_output=True)
+    piece = emit(asking, verdict("abz", finish="stop", stop_token=25), frozenset())
+    assert (piece.text, spell(piece.tokens)) == ("abz", "abz")
+    assert (piece.finish, piece.reason) == ("stop", 25)
 
 
 def test_a_stop_token_releases_what_was_held_back():

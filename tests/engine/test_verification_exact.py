@@ -53,6 +53,8 @@ PROCESSORS = {
     "repetition-reward": SamplingParams(repetition_penalty=0.5),
     "bias": SamplingParams(logit_bias={1: 2.0, 3: -100.0}),
     "min-tokens": SamplingParams(min_tokens=3),  # one is out already: binds rows 0 and 1, not row 2
+    "allowed": SamplingParams(allowed_token_ids=(0, 1, 3)),
+    "bad-words": SamplingParams(bad_words=((3,), (1, 2), (2, 2, 0))),
     "all": SamplingParams(
         temperature=0.75,
         top_p=0.95,
@@ -341,7 +343,7 @@ def test_a_length_that_looks_at_its_own_draft_fails() -> None:
     assert max(found) > 0.1
 
 
-@pytest.mark.parametrize("name", ["presence", "frequency", "repetition", "min-tokens"])
+@pytest.mark.parametrize("name", ["presence", "frequency", "repetition", "min-tokens", "bad-words"])
 def test_state_that_does_not_follow_the_block_fails(name: str) -> None:
     params = PROCESSORS[name]
     world = World(params, seed=2, drafter="processed", stop_ids=stops(params))

@@ -39,15 +39,23 @@ def cases(draw: st.DrawFn) -> Case:
     """As the engine asks: no more sequences than rows, and nobody both lacks pages and has some to spare."""
     crowded = draw(st.booleans())  # everybody runs and pages are short, where most is decided
     max_sequences = draw(st.integers(4 if crowded else 1, 6))
-    limits = Limits(draw(st.integers(max_sequences, 30)), max_sequences, patience=5.0)
+    limits = Limits(draw(st.integers(max_sequences, 30)), max_sequences, 5.0, draw(st.integers(1, 30)))
+    scored = st.booleans() if draw(st.booleans()) else st.just(False)
     count = max_sequences - 1 if crowded else draw(st.integers(0, max_sequences))
     running = []
     for key in range(count):
         pending = draw(st.one_of(st.just(1), st.integers(2, 40)))
         missing, surplus = draw(st.sampled_from([(0, 3), (2, 0), (0, 0), (1, 0), (0, 1)]))
-        running.append(Running(key, pending, missing, surplus, surplus + draw(st.integers(0, 5))))
+        reclaimable = surplus + draw(st.integers(0, 5))
+        running.append(Running(key, pending, missing, surplus, reclaimable, pending > 1 and draw(scored)))
     waiting = [
-        Waiting(100 + i, draw(st.integers(1, 40)), draw(st.integers(1, 3) | st.integers(1, 12)), draw(WAITED))
+        Waiting(
+            100 + i,
+            draw(st.integers(1, 40)),
+            draw(st.integers(1, 3) | st.integers(1, 12)),
+            draw(WAITED),
+            draw(scored),
+        )
         for i in range(draw(st.integers(0, 6)))
     ]
     available = draw(st.integers(0, 2 if crowded else 20))
@@ -90,15 +98,30 @@ def test_anchors_run_first_then_prefills_in_order_of_arrival(case):
     here = alive(case, plan)
     assert all(plan.rows.get(work.key) == 1 for work in here if work.pending == 1)
     left = case.limits.token_budget - sum(work.pending == 1 for work in here)
+    scored = case.limits.scored_rows
+
+    def take(work: Running | Waiting) -> int:
+        nonlocal left, scored
+        rows = min(work.pending, left, scored if work.scored else left)
+        left -= rows
+        scored -= rows if work.scored else 0
+        return rows
+
     for work in here:
         if work.pending > 1:
-            assert plan.rows.get(work.key, 0) == min(work.pending, left)
-            left -= min(work.pending, left)
+            assert plan.rows.get(work.key, 0) == take(work)
     for key in plan.admitted:
-        pending = next(work.pending for work in case.waiting if work.key == key)
         assert left > 0
-        assert plan.rows[key] == min(pending, left)
-        left -= plan.rows[key]
+        assert plan.rows[key] == take(next(work for work in case.waiting if work.key == key)) > 0
+
+
+@given(cases())
+@settings(max_examples=200, deadline=None)
+def test_prompts_that_are_scored_share_a_bound_of_their_own(case):
+    """Each row of theirs holds a vocabulary of logits: memory must not grow with their number."""
+    plan = case.plan()
+    scored = {work.key for work in (*case.running, *case.waiting) if work.scored}
+    assert sum(rows for key, rows in plan.rows.items() if key in scored) <= case.limits.scored_rows
 
 
 @given(cases())

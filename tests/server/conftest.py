@@ -26,14 +26,14 @@ from tests.server.fake import FakeEngine
 class Served:
     """A running server; `engine` may be changed between requests."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, make_engine: Callable[[Metrics], Any] = FakeEngine) -> None:
         self.settings = settings
         self.listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         keep = MOST if settings.enable_debug_endpoints else 0
         self.metrics = Metrics(settings.metrics_prefix, settings.model_names[0], keep)
         self.context = ServerContext(settings, self.metrics)
-        self.engine = FakeEngine(self.metrics)
+        self.engine = make_engine(self.metrics)
         self.server = HttpServer(create_app(self.context), settings)
         self.loop = uvloop.new_event_loop()
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -46,6 +46,7 @@ class Served:
         self.context.engine = self.engine  # type: ignore[assignment]
         self.loop.run_until_complete(self.engine.start())
         self.loop.run_until_complete(self.server.serve(sockets=[self.listener]))
+        self.loop.run_until_complete(self.engine.drain(0))
 
     def call(self, coroutine: Any) -> Any:
         """Run `coroutine` on the server's loop."""

@@ -121,6 +121,9 @@ class FakeStream:
     def _choice(self, index: int) -> Any:
         engine, params = self._engine, self.request.params
         text = engine.text.format(choice=index, seed=params.seed)
+        if params.max_tokens == 0:
+            yield OutputDelta(index, "", (), (), "length", prompt_logprobs=self._prompt_logprobs())
+            return
         finish, stop_reason = "stop", None
         for stop in params.stop:
             if stop in text:
@@ -151,11 +154,22 @@ class FakeStream:
                 else (),
                 finish if last else None,  # type: ignore[arg-type]
                 stop_reason if last else None,
+                prompt_logprobs=() if start else self._prompt_logprobs(),
             )
 
     def _logprob(self, token: int, place: int) -> TokenLogprob:
         top = [(token, -0.1 * place), *((i, -1.0 - i) for i in range(200, 300) if i < 256 and i != token)]
         return TokenLogprob(token, -0.1 * place, tuple(top[: self.request.params.logprobs]))
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Each token at rank 2, behind the one before it."""
+        wanted, ids = self.request.params.prompt_logprobs, self.request.prompt_token_ids
+        if wanted is None:
+            return ()
+        return tuple(
+            TokenLogprob(own, -1.5, ((before, -0.5), (own, -1.5))[:wanted], 2)
+            for before, own in itertools.pairwise(ids)
+        )
 
 
 class FakeEngine:
@@ -204,7 +218,8 @@ class FakeEngine:
         if self.state != "running":
             raise Draining("draining")
         request.params.check(self.tokenizer.vocab_size)
-        if len(request.prompt_token_ids) + (request.params.max_tokens or 1) > self.max_model_len:
+        wanted = 1 if request.params.max_tokens is None else request.params.max_tokens
+        if len(request.prompt_token_ids) + wanted > self.max_model_len:
             raise ParamError("prompt", "the prompt is too long", code="context_length_exceeded")
         if len(self.active) + request.params.n > self.queue_limit:
             raise QueueFull("full", 2.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import socket
@@ -131,13 +132,31 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"unheard_of": 1}}, "stream_options.unheard_of"),
     ({"cache_salt": "x" * 2000}, "cache_salt"),
     ({"model": 5}, "model"),
-    ({"echo": True}, "echo"),
+    ({"echo": 1}, "echo"),
     ({"suffix": "end"}, "suffix"),
     ({"best_of": 2}, "best_of"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs"),
-    ({"temprature": 0}, "temprature"),
-    ({"x" * 50_000: 0}, "x" * 97 + "..."),
-    ({"👍" * 5000: 0}, "👍" * 97 + "..."),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"echo": True, "logprobs": 21}, "logprobs"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [258]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1] * 10_000}, "allowed_token_ids"),
+    ({"allowed_token_ids": ["1"] * 10_000}, "allowed_token_ids[0]"),
+    ({"bad_words": "hi"}, "bad_words"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": ["a"] * 257}, "bad_words"),
+    ({"bad_words": ["x" * 257]}, "bad_words[0]"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
+    ({"skip_special_tokens": 0}, "skip_special_tokens"),
+    ({"priority": 2**63}, "priority"),
+    ({"request_id": ""}, "request_id"),
+    ({"request_id": "a b"}, "request_id"),
+    ({"request_id": "x" * 129}, "request_id"),
+    ({"request_id": "a\n"}, "request_id"),
+    ({"return_token_ids": 1}, "return_token_ids"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
 ]  # fmt: skip
 
 
@@ -177,6 +196,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -186,6 +206,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"modalities": ["audio"]}, "modalities"),
     ({"chat_template": "{{ x }}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"prompt": "a"}, "prompt"),
@@ -274,6 +295,10 @@ def test_api_keys(serve: Callable[..., Served]) -> None:
 
 
 def test_garbage_instead_of_http(served: Served) -> None:
+    garbled = b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n"
+    head, _, body = exchange(served, garbled).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
     for garbage in (
         b"\x16\x03\x01\x02\x00",
         b"GET\r\n\r\n",
@@ -285,6 +310,43 @@ def test_garbage_instead_of_http(served: Served) -> None:
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1000)
     assert served.complete().status_code == 200
+
+
+def exchange(served: Served, sent: bytes) -> bytes:
+    """All that comes back over a connection of its own."""
+    with socket.create_connection(served.listener.getsockname()) as connection:
+        connection.settimeout(5)
+        with contextlib.suppress(OSError):
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+        received = b""
+        with contextlib.suppress(OSError):
+            while chunk := connection.recv(65536):
+                received += chunk
+        return received
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"X-Large: " + b"x" * 70_000 + b"\r\n\r\n",
+        b"X-Endless: " + b"x" * 400_000,
+        b"".join(b"X-%d: %d\r\n" % (i, i) for i in range(8000)) + b"\r\n",
+        b"x" * 3_000_000,
+    ],
+    ids=["whole", "endless", "many", "no header"],
+)
+def test_heads_are_bounded(served: Served, head: bytes) -> None:
+    received = exchange(served, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head)
+    if received:  # the rest of a large head may meet a closed connection, and take the reply with it
+        start, _, body = received.partition(b"\r\n\r\n")
+        assert start.startswith(b"HTTP/1.1 431 "), start
+        assert json.loads(body)["error"]["code"] == "request_header_too_large"
+    assert served.complete().status_code == 200
+
+
+def test_large_headers_below_the_bound_are_fine(served: Served) -> None:
+    assert served.complete_with({"X-Large": "x" * 30_000}).status_code == 200
 
 
 def test_request_ids(serve: Callable[..., Served]) -> None:

@@ -45,6 +45,7 @@ def test_every_field_has_flag_variable_and_key(tmp_path: Path) -> None:
         "executor": "torch", "quantization": "gguf", "gpu_memory_utilization": "0.7",
         "per_request_spec_decode_metrics": "summary",
         "uvicorn_log_level": "debug", "chat_template": "{{ messages }}", "metrics_prefix": "x:",
+        "root_path": "/llm", "api_key_file": __file__,
     }  # fmt: skip
     for name, field in Settings.model_fields.items():
         boolean = field.annotation is bool
@@ -128,6 +129,11 @@ def test_kubernetes_service_links_are_no_setting() -> None:
         (["--chat-template", "/no/such/file"], {}, ["--chat-template", "/no/such/file"]),
         (["--metrics-prefix", "1-a"], {}, ["--metrics-prefix", "letters"]),
         (["--served-model-name", ""], {}, ["--served-model-name"]),
+        (["--api-key-file", "/no/such/file"], {}, ["--api-key-file", "/no/such/file"]),
+        (["--api-key-file", "/dev/null"], {}, ["--api-key-file", "no key"]),
+        (["--root-path", "llm"], {}, ["--root-path", "/llm"]),
+        (["--root-path", "/llm/"], {}, ["--root-path", "slash"]),
+        (["--root-path", "/v1"], {}, ["--root-path", "/v1"]),
         (["--config", "/no/such.yaml"], {}, ["/no/such.yaml", "No such file"]),
     ],
 )

@@ -11,7 +11,8 @@ import drafters.shipped
 from engine.models.config import ModelConfig
 from engine.native.loader import supported
 from server import executors, wiring
-from server.settings import Settings, SpeculativeConfig
+from server.settings import Settings
+from server.speculative_config import SpeculativeConfig
 from tests.engine.test_native import tiny
 
 pytestmark = pytest.mark.skipif(not supported(), reason="the kernels were not built")

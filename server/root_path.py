@@ -1,0 +1,20 @@
+"""Serving below a path, behind a proxy that may or may not take that path off."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class RootPath:
+    """ASGI middleware, the outermost one: everybody behind it, the key check above all, sees plain paths."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            inside = path.removeprefix(self._root) if f"{path}/".startswith(f"{self._root}/") else path
+            scope = {**scope, "path": inside or "/", "root_path": self._root}  # for links, as in /docs
+        await self._app(scope, receive, send)
