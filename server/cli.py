@@ -61,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.costs import main as profile
 
         return profile(arguments[1:])
+    if arguments[:1] == ["loadtest"]:
+        from loadtest.cli import main as loadtest
+
+        return loadtest(arguments[1:])
     if arguments[:1] == ["export"]:
         from drafters.export import main as export
 
@@ -102,6 +106,7 @@ def _parser(with_flags: bool) -> argparse.ArgumentParser:
     commands.add_parser("calibrate", help="mend the drafter's confidence on held-out prompts", add_help=False)
     commands.add_parser("profile", help="show what a step costs on this machine", add_help=False)
     commands.add_parser("export", help="write a draft model for other engines", add_help=False)
+    commands.add_parser("loadtest", help="put load on a server; SLA curves", add_help=False)
     commands.add_parser("data", help="prepare what training needs", add_help=False)
     version = commands.add_parser("version", help="print the versions that matter")
     version.set_defaults(command="version")
