@@ -1,4 +1,4 @@
-"""Whatever is sent: success or a well-formed 4xx, and the next request works. Seconds here, minutes at will."""
+"""Whatever is sent: success or a well-formed 4xx, and the next request works. Seconds, or minutes at will."""
 
 from __future__ import annotations
 
