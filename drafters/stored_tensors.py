@@ -64,7 +64,7 @@ def _all_of_them(ids: torch.Tensor, vocab: int) -> bool:
 
 
 def differs(stored: torch.Tensor | None, targets: torch.Tensor) -> bool:
-    """Whether a checkpoint's embedding or head is its own, and no copy of the target's [n, d].
+    """Whether a checkpoint's embedding or head is its own, and no copy of the target's [n, d] on any device.
 
     Raises ValueError if the two cannot belong together.
     """
@@ -76,7 +76,9 @@ def differs(stored: torch.Tensor | None, targets: torch.Tensor) -> bool:
             f"{tuple(targets.shape)}: it is for another target"
         )
     pieces = zip(torch.split(stored, _AT_ONCE), torch.split(targets, _AT_ONCE), strict=True)
-    return not all(torch.allclose(a.float(), b.float(), rtol=_ROUNDING, atol=1e-6) for a, b in pieces)
+    return not all(
+        torch.allclose(a.float(), b.to(a.device).float(), rtol=_ROUNDING, atol=1e-6) for a, b in pieces
+    )
 
 
 def check_shapes(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:

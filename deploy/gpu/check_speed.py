@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from deploy.gpu.check_step import StepOptions, shown, table_of
-from deploy.gpu.drive import Steps, prompts_of, run_engine, stream
+from deploy.gpu.drive import Driver, Steps, prompts_of, run_engine, stream
 from deploy.gpu.random_model import DSPARK, QWEN3_8B, write_draft, write_target
 from engine.batch import BatchItem, DraftBlock, StepResult, Verdict, VerificationBatch
 from engine.params import SamplingParams
-from scheduler.policies import parse_policy
 
 POLICIES = ("off", "fixed:4", "lookahead", "lagged")
 STREAMS = (64, 1, 256, 16, 4)  # the most telling first, should time run out
@@ -43,7 +42,7 @@ def run(options: StepOptions) -> dict[str, Any]:
     folder = _folder(options)
     model, draft = _models(options, folder)
     seen = Steps()
-    rows = {} if options.dry else {"max_num_batched_tokens": 2048}
+    rows = {} if options.dry else {"max_num_batched_tokens": 768}  # for each size up to it there is a graph
     try:
         parts = options.parts(
             seen,
@@ -60,7 +59,7 @@ def run(options: StepOptions) -> dict[str, Any]:
     worker, loaded = SyntheticWorker(parts.worker), time.monotonic() - begun
     prompts = [(prompt * 8)[:128] for prompt in prompts_of(parts, most, 130)]
     params = SamplingParams(temperature=0.0, max_tokens=192, ignore_eos=True)
-    drafter, found = parts.worker.drafter, []
+    driver, found = Driver(parts), []
     each = 0.2 if options.dry else max(1.0, (options.seconds - loaded) / (1.5 * len(loads) * len(POLICIES)))
 
     async def serve(engine: Any) -> None:
@@ -68,8 +67,7 @@ def run(options: StepOptions) -> dict[str, Any]:
             for policy in POLICIES:
                 if time.monotonic() - begun + 3 * each > options.seconds and not options.dry:
                     return
-                chosen = parts.loop.speculation.policy = parse_policy(policy)
-                parts.worker.drafter = None if chosen.slots() == 0 else drafter
+                driver.use(policy)
                 row = await stream(engine, prompts, params, streams, each, seen)
                 found.append({"streams": streams, "policy": policy, **row})
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from engine.async_engine import AsyncEngine
+from engine.batch import DraftBlock, Verdict, VerificationBatch
+from engine.drafter import Drafter, DraftRequest
 from engine.outputs import NullObserver, StepStats, TokenLogprob
 from engine.params import SamplingParams
 from engine.request import Request
@@ -39,15 +41,33 @@ class Text:
     finish: str | None = None
 
 
+class NoDrafts:
+    """In a drafter's place while nothing is drafted. It asks for the same features: the same graphs run."""
+
+    name, identity = "none", ""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.feature_layers = drafter.feature_layers
+
+    def observe(self, batch: VerificationBatch, features: Any, verdicts: Sequence[Verdict]) -> None:
+        pass
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock | None]:
+        return [None] * len(requests)
+
+
 class Driver:
-    """Parts of an engine, and which policy it runs with; `off` is without a drafter, as when serving."""
+    """Parts of an engine, and which policy it runs with; with `off` no drafter is at work."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.drafter = parts, parts.worker.drafter
 
     def use(self, policy: str) -> None:
         chosen = self.parts.loop.speculation.policy = parse_policy(policy)
-        self.parts.worker.drafter = None if chosen.slots() == 0 else self.drafter
+        drafter = self.drafter
+        if drafter is not None and chosen.slots() == 0:
+            drafter = NoDrafts(drafter)
+        self.parts.worker.drafter = drafter
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> str:
         """Queue a request that shares no cached page with any other; returns its name."""

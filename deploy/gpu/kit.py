@@ -35,6 +35,7 @@ _PLATFORMS = (
     "manylinux_2_17_x86_64",
     "manylinux2014_x86_64",
 )
+_NAMED = "batch_prefill"
 _RETURNED = 15 << 20
 _ROOT = Path(__file__).parents[2]
 
@@ -91,7 +92,11 @@ def _travels(name: Path) -> bool:
     parts = name.parts
     if "__pycache__" in parts:
         return False
-    return parts[0] != "data" or parts[1] == "aot" or name.suffix == ".jinja"
+    if parts[0] != "data" or parts[1] == "aot":
+        return True
+    return name.suffix == ".jinja" or name.stem.startswith(
+        _NAMED
+    )  # read when a module is named, not compiled
 
 
 def sizes(pieces: Path) -> None:

@@ -33,7 +33,7 @@ from drafters.training.recipe import Recipe
 from drafters.training.trainer import Trainer
 from engine.models.config import ModelConfig
 
-_PIECE, _RETURNED = 48 << 20, 15 << 20
+_PIECE, _RETURNED = 24 << 20, 15 << 20  # this repository travels with every piece, 64 MiB in all
 _SHARE = 0.4  # of the time may go into answers
 #: how often answers are sampled at which temperature
 _HEATS, _SHARES = (0.0, 0.3, 0.7, 1.0), (0.15, 0.15, 0.35, 0.35)

@@ -301,7 +301,14 @@ def test_a_dry_run_is_the_real_thing_in_processes_of_its_own(work, tmp_path, cap
 
 def test_only_what_runs_travels(tmp_path):
     package = tmp_path / "site" / "flashinfer"
-    for name in ("__init__.py", "jit/core.py", "data/csrc/a.jinja", "data/csrc/a.cu", "data/cutlass/big.h"):
+    for name in (
+        "__init__.py",
+        "jit/core.py",
+        "data/csrc/a.jinja",
+        "data/csrc/a.cu",
+        "data/csrc/batch_prefill.cu",
+        "data/cutlass/big.h",
+    ):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(name)
     with pytest.raises(ValueError, match="warm_kernels"):
@@ -316,6 +323,7 @@ def test_only_what_runs_travels(tmp_path):
         "flashinfer/__init__.py",
         "flashinfer/data/aot/m/m.so",
         "flashinfer/data/csrc/a.jinja",
+        "flashinfer/data/csrc/batch_prefill.cu",
         "flashinfer/jit/core.py",
         "flashinfer_python-0.7.2.post1.dist-info/METADATA",
     ]
