@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,11 +74,6 @@ class NativeDraftBlocks:
             tokens += [anchor, *[self.config.mask_token_id] * (span.count - 1)]
         logits, hidden = self.model.backbone(rows, tokens)
         hows = [(index, how) for index, of_block in enumerate(draws) for how in of_block]
-        for row, (index, how) in enumerate(hows):
-            # Before the sequential head adds its share, and as things stand at the anchor: q is what the
-            # kernels draw from all the same.
-            if how.state is not None:
-                adjust(logits[row + unread * (index + 1)], how.state, self.d2t)
         slots = (Slot * len(hows))()
         lawful = [not how.params.greedy and how.key is None for _, how in hows]
         laws = torch.empty(sum(lawful), self.model.vocab)
@@ -95,8 +91,22 @@ class NativeDraftBlocks:
             if has_law:
                 slot.law = at
                 at += 4 * self.model.vocab
-        self.model.sequential(slots, anchors, logits, hidden)
+        adjusting = any(how.state is not None for _, how in hows)
+        ahead = partial(self._adjust, slots, draws, logits) if adjusting else None
+        self.model.sequential(slots, anchors, logits, hidden, ahead)
         return self._collect(slots, draws, laws)
+
+    def _adjust(
+        self, packed: ctypes.Array[Slot], draws: Sequence[list[SlotDraw]], logits: torch.Tensor, k: int
+    ) -> None:
+        """Let the states of all blocks follow up to slot k, and change its logits."""
+        first = 0
+        for of_block in draws:
+            if k < len(of_block) and (state := of_block[k].state) is not None:
+                if k:
+                    state.advance(packed[first + k - 1].token)
+                adjust(logits[packed[first + k].row], state, self.d2t)
+            first += len(of_block)
 
     def _collect(
         self, packed: ctypes.Array[Slot], draws: Sequence[list[SlotDraw]], laws: torch.Tensor

@@ -14,6 +14,9 @@ from drafters.lookup_record import LookupRecord
 from engine.batch import DraftBlock, Tokens, Verdict, VerificationBatch
 from engine.drafter import DraftRequest
 
+# What a grammar leaves no choice about is as good as a long match.
+_FORCED = 64
+
 
 class NgramDrafter:
     """Looks for the longest tail of `max_n` down to `min_n` tokens that occurred before, latest first."""
@@ -45,6 +48,13 @@ class NgramDrafter:
 
     def _block(self, request: DraftRequest) -> DraftBlock | None:
         match, tokens = self._look_up(request.tokens[-self.window :], request.looked_up)
+        grammar = request.state.grammar
+        if grammar is not None and (forced := grammar.forced()):
+            match, tokens = _FORCED, tuple(forced[: request.looked_up])
+        elif grammar is not None:
+            # The block is a function of the text, and so is where it leaves the grammar: cutting it there
+            # cannot bias what is emitted. (A block that was drawn would have to stay whole.)
+            tokens = tokens[: grammar.legal(tokens)]
         if not tokens:
             return None
         greedy = request.state.params.greedy

@@ -19,8 +19,8 @@ from engine.sampling import SamplingState, probabilities
 class SlotDraw:
     """How the token of one slot is drawn: by the request's own parameters, by `u` or under `key`.
 
-    `state` is set where the request's bias, penalties or minimum length change logits: a fork that all slots
-    of the block share. In torch it runs ahead with their tokens; the kernels take it as it is at the anchor.
+    `state` is set where the request's bias, penalties, minimum length or grammar change logits: a fork that
+    all slots of the block share and that runs ahead with their tokens.
     """
 
     params: SamplingParams
@@ -72,7 +72,7 @@ def slot_draws(requests: Sequence[DraftRequest], counts: Sequence[int]) -> list[
 
 
 def adjust(logits: torch.Tensor, state: SamplingState, d2t: torch.Tensor | None) -> None:
-    """The request's bias, penalties and minimum length on one row [V'] of the draft's logits, in place."""
+    """The request's bias, penalties, minimum length and grammar on one row [V'] of draft logits, in place."""
     if d2t is None:
         state.adjust(logits)
         return

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -71,9 +71,15 @@ class ChatTemplate:
         """Raises ChatTemplateError when `source` is not a valid jinja2 template."""
         self.source = source
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            self._variables = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template looks at a variable of this name."""
+        return variable in self._variables
 
     def render(
         self,

@@ -90,8 +90,9 @@ class Intake:
         active = ActiveRequest(request, now, Usage(prompt_tokens=len(prompt)))
         for choice in range(params.n):
             stream = split_stream(self._random.getrandbits(128))
-            state = SamplingState(params, self.vocab_size, stop_ids, prompt.tolist(), choice, stream)
-            skip = self.special_ids if params.skip_special_tokens else frozenset()
+            grammar = request.grammar.begin(stop_ids, self.vocab_size) if request.grammar else None
+            state = SamplingState(params, self.vocab_size, stop_ids, prompt.tolist(), choice, stream, grammar)
+            skip = self.special_ids - request.spoken_ids if params.skip_special_tokens else frozenset()
             text = TextStream(self.token_bytes, skip, params.stop, params.include_stop_str_in_output)
             # The first choice scores the prompt for all of them: they wait for it anyway.
             to_score = len(prompt) - 1 if params.prompt_logprobs is not None and choice == 0 else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from engine.grammar import Grammar
 from engine.outputs import FinishReason, RequestStats, TokenLogprob, Usage
 from engine.params import SamplingParams
 from engine.sequence import Sequence
@@ -15,7 +16,8 @@ class Request:
     """What to generate. `cache_salt` keeps its cached pages apart from everybody else's.
 
     `speculative_tokens` caps the drafts verified for it in a step (None: the policy decides, 0: none).
-    Of requests that wait, and when pages run out, those of lower `priority` go first; then by arrival.
+    Of requests that wait, and when pages run out, those of lower `priority` go first; then by arrival. Texts
+    keep to `grammar`. `spoken_ids` are special tokens that belong to the text all the same.
     """
 
     request_id: str
@@ -24,6 +26,8 @@ class Request:
     cache_salt: str = ""
     speculative_tokens: int | None = None
     priority: int = 0
+    grammar: Grammar | None = None
+    spoken_ids: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)

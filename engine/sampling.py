@@ -1,7 +1,7 @@
 """From logits to each row's own target distribution.
 
-The order is: bias, forbidden tokens, minimum length, penalties, temperature, min-p, top-k, top-p. Every step
-looks at one row only, so the distribution of a row never depends on its batch. Ties go to low ids.
+The order is: bias, forbidden tokens, minimum length, penalties, grammar, temperature, min-p, top-k, top-p.
+Every step looks at one row only, so the distribution of a row never depends on its batch. Ties go to low ids.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.grammar import GrammarState
 from engine.native import rows as native
 from engine.params import SamplingParams
 
@@ -31,8 +32,10 @@ class SamplingState:
         prompt: Sequence[int] = (),
         choice: int = 0,
         stream: tuple[int, int, int, int] = (0, 0, 0, 0),
+        grammar: GrammarState | None = None,
     ) -> None:
         self.params = params
+        self.grammar = grammar
         self.vocab_size = vocab_size
         self.choice = choice
         self.stream = stream
@@ -41,7 +44,13 @@ class SamplingState:
         self.stop_ids = stop_ids
         restricted = params.allowed_token_ids is not None or bool(params.bad_words)
         #: True if logits must be changed before the softmax
-        self.adjusts = params.penalised or bool(params.logit_bias) or params.min_tokens > 0 or restricted
+        self.adjusts = (
+            params.penalised
+            or bool(params.logit_bias)
+            or params.min_tokens > 0
+            or restricted
+            or grammar is not None
+        )
         self._forbidden = _forbidden(params, vocab_size) if restricted else None
         self._phrases = [word for word in params.bad_words if len(word) > 1]
         self._reach = max((len(word) - 1 for word in self._phrases), default=0)
@@ -65,6 +74,8 @@ class SamplingState:
             self._counts[token] += 1
         if self._seen.numel():
             self._seen[token] = True
+        if self.grammar is not None:
+            self.grammar.advance(token)
 
     def fork(self, device: torch.device | str = "cpu") -> SamplingState:
         """A copy that may run ahead over drafts while this one stays where it is; adjusts rows there."""
@@ -72,10 +83,17 @@ class SamplingState:
         twin.__dict__.update(self.__dict__)
         twin._counts, twin._seen = (own.to(device, copy=True) for own in (self._counts, self._seen))
         twin._bias = (self._bias[0].to(device), self._bias[1].to(device))
+        if self.grammar is not None:
+            twin.grammar = self.grammar.fork()
         return twin
 
+    @property
+    def ended(self) -> bool:
+        """Whether the grammar's text is complete, so that nothing may follow."""
+        return self.grammar is not None and self.grammar.ended
+
     def adjust(self, logits: torch.Tensor) -> None:
-        """Apply bias, forbidden tokens, minimum length and penalties to one row [V], in place."""
+        """Apply bias, forbidden tokens, minimum length, penalties and grammar to one row [V], in place."""
         params = self.params
         if params.logit_bias:
             logits[self._bias[0]] += self._bias[1].to(logits.dtype)
@@ -93,6 +111,8 @@ class SamplingState:
         if params.presence_penalty or params.frequency_penalty:
             counts = self._counts
             logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        if self.grammar is not None:
+            logits.masked_fill_(self.grammar.forbidden().to(logits.device), -torch.inf)
 
 
 def _forbidden(params: SamplingParams, vocab_size: int) -> torch.Tensor:

@@ -99,6 +99,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._chat_templates)
 
+    def chat_template(self, tools: bool = False) -> ChatTemplate | None:
+        """The template for chats, or for those with tools, where the model has one of its own for them."""
+        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
+        return self._chat_templates.get(name)
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -109,8 +114,7 @@ class Tokenizer:
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of the rendered chat; arguments as ChatTemplate.render. Raises ChatTemplateError."""
-        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
-        template = self._chat_templates.get(name)
+        template = self.chat_template(bool(tools))
         if template is None:
             raise ChatTemplateError("this model has no chat template")
         text = template.render(

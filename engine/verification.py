@@ -2,7 +2,7 @@
 
 Rows of a block are looked at one after another, all sequences together: row i is processed only where
 drafts 1..i were accepted, so processing costs what is emitted, and everything that depends on position
-(penalties, minimum length, random streams) is exact by construction.
+(penalties, minimum length, grammar, random streams) is exact by construction.
 
 What a row decides is in engine/decision.py. A run goes on while the decision is the draft; it ends with the
 first that is not, or with the bonus token after a fully accepted block.
@@ -47,6 +47,8 @@ class Run:
             self.logprobs.append(logprob)
         if token in item.state.stop_ids:
             self.close("stop", token)
+        elif item.state.ended:
+            self.close("stop")
         elif len(self.tokens) >= item.budget:
             self.close("length")
         elif not accepted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -37,11 +38,14 @@ def routes(context: ServerContext) -> APIRouter:
         except ParamError as exc:
             raise translate(exc, names) from None
         context.check_choices(1, params.n)
-        turns = [message.for_template() for message in wanted.messages]
+        plan = context.ways.plan(wanted)
+        variables = wanted.template_variables | ({"tools": plan.tools} if plan.tools else {})
         keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
-        prompt = await context.off_loop(context.encoder.render, turns, wanted.template_variables, keep)
+        prompt = await context.off_loop(context.encoder.render, plan.turns, variables, keep)
         params = await with_bad_words(context, wanted, params)
-        shape = ChatShape(engine.tokenizer, wanted, prompt)
+        thoughts = plan.thoughts(engine.tokenizer, prompt)
+        grammar = await context.compiled(plan.grammar(thoughts))
+        shape = ChatShape(engine.tokenizer, wanted, prompt, partial(plan.answer, thoughts))
         request = EngineRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=prompt,
@@ -49,6 +53,8 @@ def routes(context: ServerContext) -> APIRouter:
             cache_salt=wanted.cache_salt or "",
             speculative_tokens=wanted.num_speculative_tokens,
             priority=wanted.priority or 0,
+            grammar=grammar,
+            spoken_ids=plan.spoken_ids(thoughts),
         )
         generation = submit(context, engine, [request], names)
         return await Reply(context, wanted, shape, generation, new_id(shape, wanted), model).response(http)

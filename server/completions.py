@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from engine.params import ParamError
 from engine.request import Request as EngineRequest
+from server.answer_grammar import answer_grammar
 from server.body import read
 from server.context import ServerContext
 from server.errors import translate
@@ -17,6 +18,7 @@ from server.openapi import json_body
 from server.protocol import CompletionRequest
 from server.reply import Reply, new_id
 from server.shapes import CompletionShape
+from server.structured import form_of
 
 
 def routes(context: ServerContext) -> APIRouter:
@@ -39,6 +41,8 @@ def routes(context: ServerContext) -> APIRouter:
         special = wanted.add_special_tokens is not False
         prompts = await context.off_loop(context.encoder.encode, wanted.prompt, special, keep)
         params = await with_bad_words(context, wanted, params)
+        form = form_of(wanted.response_format, wanted.structured_outputs)
+        grammar = await context.compiled(answer_grammar(form))
         shape = CompletionShape(engine.tokenizer, wanted, prompts, _echoes(context, wanted, prompts))
         requests = [
             EngineRequest(
@@ -48,6 +52,7 @@ def routes(context: ServerContext) -> APIRouter:
                 cache_salt=wanted.cache_salt or "",
                 speculative_tokens=wanted.num_speculative_tokens,
                 priority=wanted.priority or 0,
+                grammar=grammar,
             )
             for ids in prompts
         ]

@@ -8,11 +8,16 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from engine.async_engine import AsyncEngine
+from engine.grammar import Grammar
+from engine.grammar_compiler import GrammarCompiler
+from server.answer_grammar import GrammarSource
+from server.answer_plan import AnswerWays
 from server.errors import ApiError, internal, invalid, overloaded, shutting_down
+from server.grammars import Grammars
 from server.metrics import Metrics
 from server.prompts import PromptEncoder
 from server.settings import Settings
@@ -98,11 +103,27 @@ class ServerContext:
         return PromptEncoder(self.loaded())
 
     @cached_property
+    def ways(self) -> AnswerWays:
+        """How the loaded model calls tools and thinks."""
+        return AnswerWays.of(self.loaded().tokenizer, self.settings)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiled for the loaded model's vocabulary."""
+        tokenizer = self.loaded().tokenizer
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        return Grammars(GrammarCompiler(tokenizer.token_bytes, tokenizer.special_ids, encode))
+
+    @cached_property
     def fingerprint(self) -> str:
         """system_fingerprint: the same for two servers that answer a seeded request alike."""
         info = self.loaded().info
         decisive = json.dumps([versions()["dspark-server"], *(str(info.get(key)) for key in _DECISIVE)])
         return "fp_" + hashlib.sha256(decisive.encode()).hexdigest()[:12]
+
+    async def compiled(self, source: GrammarSource | None) -> Grammar | None:
+        """The grammar for an answer; raises ApiError if there is none."""
+        return None if source is None else await self.grammars.compiled(source)
 
     async def off_loop(self, function: Callable[..., Result], *args: Any) -> Result:
         """Run a slow pure function without holding up the event loop."""
@@ -111,3 +132,5 @@ class ServerContext:
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if "grammars" in self.__dict__:
+            self.grammars.close()

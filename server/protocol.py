@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from engine.params import SamplingParams
 from server.errors import invalid
+from server.structured import ResponseFormat, StructuredOutputs
+from server.tools import Tool, ToolCall, ToolChoice, check_arguments
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -116,7 +118,10 @@ def without_empty_extras(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     empty = ("refusal", "audio", "annotations", "function_call", "tool_calls", "name", "reasoning_content")
-    return {key: item for key, item in value.items() if key not in empty or (item is not None and item != [])}
+    kept = {key: item for key, item in value.items() if key not in empty or (item is not None and item != [])}
+    if kept.get("tool_calls") and kept.get("content") is None:  # a turn of nothing but calls
+        kept["content"] = ""
+    return kept
 
 
 class Strict(BaseModel):
@@ -183,6 +188,8 @@ class GenerationRequest(Strict):
     request_id: ReplyId | None = None
     return_token_ids: bool | None = None
     return_metrics: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -228,14 +235,18 @@ class CompletionRequest(GenerationRequest):
 class Message(Strict):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, PlainValidator(_content, str | list[dict[str, str]])]
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], AfterValidator(check_arguments)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         """As chat templates know it: none of them has the developer role, which is OpenAI's new system."""
-        turn = self.model_dump(exclude_none=True)
+        turn = self.model_dump(exclude_none=True, exclude={"tool_calls"})
+        if self.tool_calls:
+            turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return turn | {"role": "system"} if self.role == "developer" else turn
 
 
@@ -251,6 +262,9 @@ class ChatRequest(GenerationRequest, TemplateOptions):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def sampling(self) -> SamplingParams:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

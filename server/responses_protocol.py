@@ -14,7 +14,14 @@ _ROLES = ("system", "developer", "user", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _LOGPROBS = "message.output_text.logprobs"
 #: fields of the other endpoints that would change this one's reply
-_ELSEWHERE = ("n", "max_tokens", "prompt_logprobs", "return_token_ids")
+_ELSEWHERE = (
+    "n",
+    "max_tokens",
+    "prompt_logprobs",
+    "return_token_ids",
+    "response_format",
+    "structured_outputs",
+)
 
 Turn = dict[str, str]
 

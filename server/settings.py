@@ -60,6 +60,15 @@ class Settings(BaseModel):
         "Jinja chat template, as a file or as text (default: the tokenizer's)",
         metavar="FILE|TEXT",
     )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = option(
+        "auto", "Model", "how the model writes tool calls (default: as its chat template shows)"
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = option(
+        "auto",
+        "Model",
+        "think: the model's thoughts, from <think> to </think>, are answered as reasoning_content (default: "
+        "where its chat template has them)",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "Model", "type of weights and KV cache; auto is what suits the device"
     )

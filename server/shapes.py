@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from engine.outputs import OutputDelta, TokenLogprob, Usage
 from engine.tokenizer import Tokenizer
+from server.chat_answer import ChatAnswer
 from server.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from server.protocol import ChatRequest, CompletionRequest
 
@@ -117,14 +119,21 @@ class CompletionShape:
 
 
 class ChatShape:
-    """/v1/chat/completions."""
+    """/v1/chat/completions. `answer` makes what a choice's text is read by."""
 
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, wanted: ChatRequest, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        wanted: ChatRequest,
+        prompt: Sequence[int],
+        answer: Callable[[], ChatAnswer] = ChatAnswer,
+    ) -> None:
         self._tokenizer = tokenizer
         self._wanted = wanted
         self._prompt = prompt
+        self._answers: defaultdict[int, ChatAnswer] = defaultdict(answer)
 
     def extra(self, first: OutputDelta) -> dict[str, Any]:
         wanted = self._wanted
@@ -141,18 +150,21 @@ class ChatShape:
         return _chat_chunk(index, {"role": "assistant", "content": ""}, None)
 
     def piece(self, index: int, delta: OutputDelta) -> Choice:
-        logprobs = self._shape(delta.logprobs)
-        return _chat_chunk(index, {"content": delta.text}, logprobs) | self._ids(delta.token_ids)
+        added = self._answers[index].delta(delta.text, delta.finish_reason is not None)
+        return _chat_chunk(index, added, self._shape(delta.logprobs)) | self._ids(delta.token_ids)
 
     def closing(self, index: int, delta: OutputDelta) -> Choice:
-        return _chat_chunk(index, {}, None, delta)
+        answer = self._answers[index]
+        chunk = _chat_chunk(index, answer.delta("", last=True), None, delta)
+        return chunk | {"finish_reason": answer.finish_reason(delta.finish_reason)}
 
     def whole(self, index: int, deltas: Sequence[OutputDelta]) -> Choice:
+        answer = self._answers[index]
         choice = {
             "index": index,
-            "message": {"role": "assistant", "content": _text(deltas), "refusal": None},
+            "message": answer.message(_text(deltas)),
             "logprobs": self._shape(_entries(deltas)),
-            "finish_reason": deltas[-1].finish_reason,
+            "finish_reason": answer.finish_reason(deltas[-1].finish_reason),
             "stop_reason": deltas[-1].stop_reason,
         }
         return choice | self._ids(_ids(deltas))
@@ -183,7 +195,7 @@ def _completion(index: int, text: str, logprobs: Any, last: OutputDelta | None =
     return choice | _ending(last)
 
 
-def _chat_chunk(index: int, delta: dict[str, str], logprobs: Any, last: OutputDelta | None = None) -> Choice:
+def _chat_chunk(index: int, delta: dict[str, Any], logprobs: Any, last: OutputDelta | None = None) -> Choice:
     choice: Choice = {"index": index, "delta": delta, "logprobs": logprobs}
     return choice | _ending(last)
 

@@ -7,7 +7,7 @@ the target, and has K/V pools of its own over the same page ids.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ from engine.models.config import ModelConfig
 from engine.native.loader import check
 from engine.native.model import DRAFT, NativeModel
 from engine.native.weights import Rows, Weights
+
+_BEFORE = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 HEAD_KINDS = {"none": 0, "markov": 1, "gated": 2, "rnn": 3}
 
@@ -167,11 +169,24 @@ class NativeDraftModel:
         anchors: Sequence[int],
         logits: torch.Tensor,
         hidden: torch.Tensor,
+        before: Callable[[int], None] | None = None,
     ) -> None:
         """Choose the tokens of all slots, filling in `token`, `confidence` and, where asked for, the law.
 
         anchors [sequences]; logits and hidden as `backbone` returns them. The logits are corrected in place.
+        `before` is called ahead of every sequence's slot k, when slots 0 to k - 1 are filled in, and may
+        change the logits of slot k.
         """
+        failed: list[Exception] = []
+
+        def guarded(slot: int) -> None:  # no exception may pass through the kernels
+            assert before is not None
+            try:
+                if not failed:
+                    before(slot)
+            except Exception as error:
+                failed.append(error)
+
         check(
             self.model.lib.dspark_draft(
                 self.model.handle,
@@ -181,8 +196,11 @@ class NativeDraftModel:
                 len(anchors),
                 logits.data_ptr(),
                 hidden.data_ptr(),
+                None if before is None else _BEFORE(guarded),
             )
         )
+        if failed:
+            raise failed[0]
 
 
 def _layout(spans: Sequence[Span]) -> tuple[ctypes.Array[ctypes.c_int32], npt.NDArray[np.int32]]:

@@ -28,7 +28,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "dspark_borrow": (_INT, [_POINTER, _POINTER, _INT]),
     "dspark_set_draft": (_INT, [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, ctypes.c_float, _POINTER]),
     "dspark_context": (_INT, [_POINTER, _INT, _POINTER, _POINTER, _POINTER]),
-    "dspark_draft": (_INT, [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER]),
+    "dspark_draft": (_INT, [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER]),
     "dspark_softmax": (None, [_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER]),
     "dspark_decide": (None, [_POINTER, _INT, _POINTER, _INT]),
     "dspark_coupled_argmax": (None, [_POINTER, _INT, _INT, _POINTER, _POINTER]),

@@ -133,8 +133,13 @@ class World:
             state.advance(token)
         return state
 
+    def closed(self, text: Text) -> bool:
+        """Whether nothing may follow, for reasons of a subclass."""
+        return False
+
     def ended(self, text: Text) -> bool:
-        return len(text) >= self.budget or (bool(text) and text[-1] in self.stop_ids)
+        stopped = bool(text) and text[-1] in self.stop_ids
+        return len(text) >= self.budget or stopped or self.closed(text)
 
     def complete(self, text: Text, weight: float, horizon: int, law: Law) -> None:
         """Let the target continue `text` up to `horizon` tokens."""
@@ -312,6 +317,8 @@ def check(world: World, block: DraftBlock, verify: int, verdict: Verdict) -> Non
     assert not any(token in world.stop_ids for token in tokens[:-1]), "went on past a stop token"
     if tokens[-1] in world.stop_ids:
         assert (verdict.finish, verdict.stop_token) == ("stop", tokens[-1])
+    elif world.closed(tokens):
+        assert (verdict.finish, verdict.stop_token) == ("stop", None)
     elif len(tokens) == world.budget:
         assert (verdict.finish, verdict.stop_token) == ("length", None)
     else:

@@ -245,8 +245,8 @@ class Engine:
     def add(self, name: str, prompt: Sequence[int], **params: Any) -> ActiveRequest:
         salt = params.pop("cache_salt", "")
         cap = params.pop("speculative_tokens", None)
-        priority = params.pop("priority", 0)
-        request = Request(name, list(prompt), SamplingParams(**params), salt, cap, priority)
+        priority, grammar = params.pop("priority", 0), params.pop("grammar", None)
+        request = Request(name, list(prompt), SamplingParams(**params), salt, cap, priority, grammar)
         active = self.loop.add(request)
         self.outputs[name] = [Output() for _ in range(request.params.n)]
         return active

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from engine.async_engine import Draining, EngineDead, QueueFull
-from engine.chat_template import ChatTemplateError
+from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.outputs import EngineGauges, OutputDelta, RequestStats, TokenLogprob, Usage
 from engine.params import ParamError
 from engine.request import Request
@@ -26,12 +26,16 @@ class FakeTokenizer:
     token_bytes = [bytes([value]) for value in range(256)] + [b"<s>", b"</s>"]
     special_ids = frozenset({BOS, EOS})
     has_chat_template = True
+    template = "{{ messages }}"  # what it is said to be; `apply_chat_template` does as it likes
+
+    def chat_template(self, tools: bool = False) -> ChatTemplate:
+        return ChatTemplate(self.template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = list(text.encode())
         return [BOS, *ids] if add_special_tokens else ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 
     def token_text(self, token_id: int) -> str:
@@ -191,6 +195,7 @@ class FakeEngine:
     def reset(self) -> None:
         """Back to the quick, faultless default."""
         self.text = TEXT
+        self.tokenizer.template = FakeTokenizer.template
         self.step_time = self.prefill = self.age = 0.0
         self.tokens_per_step = 5
         self.fail_after: int | None = None

@@ -43,6 +43,7 @@ def test_every_field_has_flag_variable_and_key(tmp_path: Path) -> None:
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 6}',
         "verify_policy": "fixed:3", "dtype": "float32",
         "executor": "torch", "quantization": "gguf", "gpu_memory_utilization": "0.7",
+        "tool_call_parser": "mistral", "reasoning_parser": "think",
         "per_request_spec_decode_metrics": "summary",
         "uvicorn_log_level": "debug", "chat_template": "{{ messages }}", "metrics_prefix": "x:",
         "root_path": "/llm", "api_key_file": __file__,

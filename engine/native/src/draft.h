@@ -8,8 +8,9 @@ inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 class SequentialHead {
   public:
     SequentialHead(Model& model, DraftSlot* slots, int count, const int32_t* anchors, int sequences, float* logits,
-                   const float* hidden)
-        : m_(model), d_(model.draft), logits_(logits), hidden_(hidden), previous_(anchors, anchors + sequences),
+                   const float* hidden, void (*before)(int))
+        : m_(model), d_(model.draft), logits_(logits), hidden_(hidden), before_(before),
+          previous_(anchors, anchors + sequences),
           state_(d_.kind == DraftParts::kRecurrent ? sequences * d_.rank : 0, 0.0f), rounds_(sequences) {
         std::vector<std::vector<DraftSlot*>> of(sequences);
         for (int i = 0; i < count; ++i) of.at(slots[i].sequence).push_back(&slots[i]);
@@ -24,8 +25,10 @@ class SequentialHead {
     }
 
     void run() {
+        int slot = 0;
         for (auto& round : rounds_) {
             if (round.empty()) break;
+            if (before_) before_(slot++);
             round_ = &round;
             const int n = static_cast<int>(round.size());
             std::vector<Phase> phases;
@@ -137,6 +140,7 @@ class SequentialHead {
     DraftParts& d_;
     float* logits_;
     const float* hidden_;
+    void (*before_)(int);
     std::vector<int32_t> previous_;  // token before the next slot of each sequence
     std::vector<float> state_;       // [sequences][rank] of a recurrent head
     std::vector<float> mixed_;       // gates of this round
@@ -145,6 +149,6 @@ class SequentialHead {
 };
 
 inline void draft(Model& model, DraftSlot* slots, int count, const int32_t* anchors, int sequences, float* logits,
-                  const float* hidden) {
-    SequentialHead(model, slots, count, anchors, sequences, logits, hidden).run();
+                  const float* hidden, void (*before)(int)) {
+    SequentialHead(model, slots, count, anchors, sequences, logits, hidden, before).run();
 }

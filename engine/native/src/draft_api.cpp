@@ -56,13 +56,14 @@ int dspark_context(Handle* h, int span_count, const int32_t* spans, const int32_
 }
 
 // Tokens of drafted blocks: slots [count], anchors [sequences]; logits [.][vocab] are corrected in place.
+// `before`, if not null, is called ahead of every slot, in this thread.
 int dspark_draft(Handle* h, DraftSlot* slots, int count, const int32_t* anchors, int sequences, float* logits,
-                 const float* hidden) {
+                 const float* hidden, void (*before)(int)) {
     return guarded([&] {
         DraftParts& d = h->model.draft;
         if (d.kind != DraftParts::kNone) d.embedded.reserve(sequences, d.rank);
         if (d.kind == DraftParts::kGated || d.kind == DraftParts::kRecurrent) d.mixed.reserve(sequences, d.mix.cols);
-        h->kernels->draft(h->model, slots, count, anchors, sequences, logits, hidden);
+        h->kernels->draft(h->model, slots, count, anchors, sequences, logits, hidden, before);
     });
 }
 

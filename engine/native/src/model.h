@@ -231,8 +231,9 @@ struct Kernels {
     // K and V of context rows from the target's features [rows][fuse.cols], for every layer
     void (*context)(Model&, Batch&, const float* features);
     // Tokens of drafted blocks, slot after slot; logits [.][vocab] are corrected in place, anchors [sequences]
+    // `before`, if there is one, is told of each slot ahead of it: what was drawn before may change its logits.
     void (*draft)(Model&, DraftSlot*, int count, const int32_t* anchors, int sequences, float* logits,
-                  const float* hidden);
+                  const float* hidden, void (*before)(int slot));
     // out[n][rows] = activations x matrix; the product alone, for tests and for draft models
     void (*product)(Pool&, const Matrix&, const float* x, int n, float* out);
     // rows.h

@@ -1,0 +1,124 @@
+"""response_format and structured_outputs: what they may hold, and the grammar that comes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from server.errors import invalid
+
+# Between the parts of a JSON text: nothing, a blank, or a line break and an indent. A model that may write
+# any number of blanks now and then does nothing else any more.
+_WHITESPACE = r" |\n {0,40}|\n\t{0,16}"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", populate_by_name=True)
+
+
+class JsonSchema(_Strict):
+    """A schema with a name, as OpenAI has it. It is kept to whether it is `strict` or not."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """OpenAI's form: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _matching(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('json_schema goes with type "json_schema", and only with it')
+        return self
+
+
+class StructuredOutputs(_Strict):
+    """vLLM's form: a JSON schema, a regular expression, a choice of texts, or a grammar (Lark or GBNF)."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
+    grammar: Annotated[str, Field(min_length=1, max_length=1 << 16)] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if sum(value is not None for value in (self.json_, self.regex, self.choice, self.grammar)) != 1:
+            raise ValueError("give exactly one of json, regex, choice and grammar")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer must look like: the right-hand side of a Lark `rule`, or a whole `grammar`.
+
+    `param` is the field that asked for it.
+    """
+
+    param: str
+    rule: str | None = None
+    grammar: str | None = None
+
+
+def form_of(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Form | None:
+    """None if anything goes. Raises ApiError."""
+    if outputs is not None:
+        if form is not None and form.type != "text":
+            raise invalid("Give response_format or structured_outputs, not both.", "structured_outputs")
+        return _form_of_outputs(outputs)
+    if form is None or form.type == "text":
+        return None
+    schema = form.json_schema.schema_ if form.json_schema is not None else None
+    return Form("response_format", json_rule({"type": "object"} if schema is None else schema))
+
+
+def _form_of_outputs(outputs: StructuredOutputs) -> Form:
+    if outputs.json_ is not None:
+        return Form("structured_outputs.json", json_rule(_schema(outputs.json_)))
+    if outputs.regex is not None:
+        return Form("structured_outputs.regex", f"/{regex_to_lark(outputs.regex)}/")
+    if outputs.choice is not None:
+        return Form("structured_outputs.choice", " | ".join(literal(text) for text in outputs.choice))
+    return Form("structured_outputs.grammar", grammar=_lark(outputs.grammar or ""))
+
+
+def json_rule(schema: dict[str, Any], lenient: bool = False) -> str:
+    """JSON of a schema, as a rule's right-hand side; if `lenient`, what is not supported of it is ignored."""
+    options = {"whitespace_pattern": _WHITESPACE} | ({"lenient": True} if lenient else {})
+    return "%json " + json.dumps(schema | {"x-guidance": options})
+
+
+def literal(text: str) -> str:
+    """Exactly this text, in a rule."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _lark(text: str) -> str:
+    """Lark as it is, GBNF (which has `::=`) translated."""
+    if "::=" not in text:
+        return text
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the translator may trip over anything
+        raise invalid(f"The grammar is not valid GBNF: {error}", "structured_outputs.grammar") from None
+
+
+def _schema(value: dict[str, Any] | str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = ""
+    if not isinstance(value, dict):
+        raise invalid("The schema should be a JSON object.", "structured_outputs.json")
+    return value

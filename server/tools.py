@@ -1,0 +1,86 @@
+"""Tools, as requests bring them: definitions, which of them to call, calls and their results in messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class Function(_Strict):
+    """What can be called. Calls keep to `parameters`, a JSON schema, whether it is `strict` or not."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def schema_of_arguments(self) -> dict[str, Any]:
+        if self.parameters:
+            return {"type": "object"} | self.parameters
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Tool(_Strict):
+    """A tool of the only type there is."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class _NamedFunction(_Strict):
+    name: Name
+
+
+class NamedTool(_Strict):
+    """A tool that must be called."""
+
+    type: Literal["function"]
+    function: _NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(_Strict):
+    """`arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Strict):
+    """A call that the assistant made in an earlier turn."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates want it: with arguments that are no text any more."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments or "{}")}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+def check_arguments(calls: list[ToolCall]) -> list[ToolCall]:
+    """Refuse arguments that no template could write; for use as a validator."""
+    for place, call in enumerate(calls):
+        try:
+            ok = isinstance(json.loads(call.function.arguments or "{}"), dict)
+        except (ValueError, RecursionError):
+            ok = False
+        if not ok:
+            raise PydanticCustomError(
+                "tool_arguments", f"Call {place}: arguments should be a JSON object as text"
+            )
+    return calls
