@@ -148,7 +148,8 @@ def sweep_page(swept: Sweep) -> str:
         section(
             "Points",
             table(*points_table(swept)),
-            '<p class="sub">Latencies in milliseconds; ± is a 95 % interval over seeds.</p>',
+            '<p class="sub">Latencies in milliseconds; ± is a 95 % interval over seeds; of a '
+            "single run, over ten parts of it.</p>",
         )
     )
     return page("Load sweep: " + ", ".join(swept.rungs), subtitle, alarms, sections)

@@ -97,6 +97,9 @@ def test_rungs_gather_seeds() -> None:
     assert both.mean("pace") is None
     assert (both.failed, both.saturated, both.degraded, both.agree) == (6, True, True, False)
     assert figure(result(3.0), "ttft_p50") == 5.0
+    alone = result(10.0)
+    alone["throughput"]["output_tokens_per_second_margin"] = 0.5
+    assert rung(4.0, [alone]).figures["throughput"] == Estimate(10.0, 0.5)
 
 
 def observed(backlog: float, seconds: int = 40) -> Observation:
