@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench gpu-train gpu-check env env-dev lock clean distclean
+.PHONY: help serve test test-all lint format bench gpu-train gpu-check test-tools env env-dev lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,9 @@ gpu-check: ## Check on one GPU what no CPU can tell, in ten minutes (flags in AR
 
 bench: env ## Measure the engine without HTTP (flags in ARGS)
 	@exec $(BIN)/dspark bench $(ARGS)
+
+test-tools: ## Install nginx, Prometheus and Chromium for the tests of deployment (Debian, root)
+	@deploy/test_tools.sh
 
 env: ## Make the environment for serving
 	@deploy/make_env.sh runtime

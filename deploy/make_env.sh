@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Makes the Python environment in which `make serve`, `make test` and the Docker image run.
+# Makes the Python environment in which `make serve` and `make test` run (the Docker image makes its own).
 #
-#   deploy/make_env.sh [runtime|dev|deps]
+#   deploy/make_env.sh [runtime|dev]
 #     runtime  what serving needs, and the project itself, editable (the default)
 #     dev      the same, and what testing and linting need
-#     deps     what serving needs, without the project: a layer of the Docker image
 #
 # Read from the environment:
 #   VENV     where to make it (default: .venv)
@@ -29,7 +28,7 @@ making=$venv/.making
 say() { printf 'env: %3d s: %s\n' "$SECONDS" "$*"; }
 die() { printf 'env: %s\n' "$*" >&2; exit 1; }
 
-case $level in runtime | dev | deps) ;; *) die "'$level' is none of runtime, dev, deps" ;; esac
+case $level in runtime | dev) ;; *) die "'$level' is none of runtime, dev" ;; esac
 case $torch in default | cpu | cuda) ;; *) die "TORCH=$torch is none of default, cpu, cuda" ;; esac
 
 # The directory is part of the key: an environment that was copied along with its clone is not usable.
@@ -40,7 +39,7 @@ finished() {
   { read -r had_level && read -r had_key; } 2>/dev/null <"$stamp" || return 1
   [ "$had_key" = "$key" ] || return 1
   case $had_level:$level in
-    "$level:$level" | dev:runtime | dev:deps | runtime:deps) return 0 ;;
+    "$level:$level" | dev:runtime) return 0 ;;
     *) return 1 ;;
   esac
 }
@@ -90,13 +89,11 @@ healthy() {
   [ -n "$where" ] && [ "$where" -ef "$venv" ]
 }
 
-# Most modules of the big packages are never imported, so making their byte code is left to load_once; but
-# not in an image, where nobody may write it later.
+# Most modules of the big packages are never imported, so making their byte code is left to load_once.
 pip_install() {
-  local quiet=-qq compile=--no-compile
+  local quiet=-qq
   if [ -t 1 ]; then quiet=--progress-bar=on; fi
-  if [ "$level" = deps ]; then compile=--compile; fi
-  "$venv/bin/pip" install --disable-pip-version-check --no-input "$quiet" "$compile" "$@"
+  "$venv/bin/pip" install --disable-pip-version-check --no-input "$quiet" --no-compile "$@"
 }
 
 # The requirement lines of pyproject.toml: for building and for serving, and those of the extras named.
@@ -215,12 +212,10 @@ install_torch "$wanted"
 say "installing the other packages at the versions of $lock"
 pip_install -r "$venv/requirements.txt" -c "$lock"
 
-if [ "$level" != deps ]; then
-  say "installing the project"
-  pip_install --no-deps --no-build-isolation -e .
-  say "loading everything once"
-  load_once
-fi
+say "installing the project"
+pip_install --no-deps --no-build-isolation -e .
+say "loading everything once"
+load_once
 
 printf '%s\n%s\n' "$level" "$key" >"$stamp.new"
 mv "$stamp.new" "$stamp"

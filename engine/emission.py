@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from engine.batch import Verdict
-from engine.outputs import FinishReason, OutputDelta, TokenLogprob
+from engine.outputs import FinishReason, OutputDelta, Round, TokenLogprob
 from engine.sequence import Sequence
 
 
@@ -20,6 +20,7 @@ class Emission:
     finish: FinishReason | None
     reason: str | int | None
     prompt_logprobs: tuple[TokenLogprob, ...]
+    round: Round
 
     def delta(self, choice: int, error: str | None = None) -> OutputDelta:
         """The same for the user."""
@@ -32,11 +33,16 @@ class Emission:
             self.reason,
             error,
             self.prompt_logprobs,
+            (self.round,),
         )
 
 
 def emit(
-    sequence: Sequence, verdict: Verdict, eos_ids: frozenset[int], prompt: Seq[TokenLogprob] = ()
+    sequence: Sequence,
+    verified: int,
+    verdict: Verdict,
+    eos_ids: frozenset[int],
+    prompt: Seq[TokenLogprob] = (),
 ) -> Emission:
     """Feed a verdict's tokens to the sequence's text, and cut all of them behind a stop string.
 
@@ -63,4 +69,5 @@ def emit(
         reason = verdict.stop_token
     first = sequence.generated == 0
     logprobs = verdict.logprobs[: len(tokens)]
-    return Emission(text, tokens, logprobs, finish, reason, tuple(prompt) if first else ())
+    made = Round(verified, min(verdict.accepted, len(tokens)), len(tokens))
+    return Emission(text, tokens, logprobs, finish, reason, tuple(prompt) if first else (), made)

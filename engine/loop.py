@@ -289,10 +289,10 @@ class EngineLoop:
         owner = self._owner[sequence.key]
         sequence.round += 1
         sequence.draft = draft
-        emission = emit(sequence, verdict, self.intake.eos_ids, owner.prompt_logprobs)
+        emission = emit(sequence, item.verify, verdict, self.intake.eos_ids, owner.prompt_logprobs)
         sequence.extend(emission.tokens)
         tokens = len(emission.tokens)
-        owner.count(item.verify, min(verdict.accepted, tokens), tokens)
+        owner.count(item.verify, emission.round.accepted, tokens)
         self._time_emission(owner, sequence, tokens)
         if emission.finish is not None:
             broken = "the model returned values that are not finite, or every token is forbidden"

@@ -24,13 +24,25 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """What one step gave a choice: so many `tokens`, of which the first `accepted` were drafts.
+
+    It had verified so many drafts; the token after the accepted ones is the target's own.
+    """
+
+    verified: int
+    accepted: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDelta:
     """The next piece of one choice's output. `text` may be empty (held back, or half a character).
 
     The last delta of a choice carries `finish_reason`; `stop_reason` is the stop string or the stop token id
     that ended it (None for end-of-sequence). Concatenating every `text` of a choice gives its whole text.
     `error` explains finish_reason "error". `prompt_logprobs`, of all prompt tokens but the first, come with
-    a choice's first delta if they were asked for.
+    a choice's first delta if they were asked for. `rounds` says how `token_ids` came about, step by step.
     """
 
     index: int
@@ -41,6 +53,7 @@ class OutputDelta:
     stop_reason: str | int | None = None
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(slots=True)

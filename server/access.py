@@ -38,7 +38,8 @@ class AccessLog:
         settings = self._context.settings
         begin = time.perf_counter()
         status = 500
-        request_id = _request_id(scope) if settings.enable_request_id_headers else None
+        named = settings.enable_request_id_headers or settings.log_format == "json"
+        request_id = _request_id(scope) if named else None
 
         async def observed(message: Message) -> None:
             nonlocal status
@@ -50,7 +51,7 @@ class AccessLog:
                         *message["headers"],
                         (IGNORED_HEADER.lower().encode(), _listed(ignored)),
                     ]
-                if request_id is not None:
+                if request_id is not None and settings.enable_request_id_headers:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -63,19 +64,29 @@ class AccessLog:
             path = scope["path"]
             self._context.metrics.http_request(self._label(path), status)
             if settings.enable_access_log and path not in _QUIET:
-                client = scope.get("client") or ("-", 0)
-                took = time.perf_counter() - begin
-                named = f" id={request_id}" if request_id else ""
-                # %r keeps line breaks that a client puts into a path out of the log.
-                logger.info(
-                    "%s %s %r %d %.3fs%s", client[0], scope["method"], path[:200], status, took, named
-                )
+                _log(scope, status, time.perf_counter() - begin, request_id)
 
     def _label(self, path: str) -> str:
         """The path as a metric label: of bounded number, whatever clients ask for."""
         if path.startswith("/v1/models/"):
             return "/v1/models/{model}"
         return path if path in self._paths else "other"
+
+
+def _log(scope: Scope, status: int, seconds: float, request_id: str | None) -> None:
+    fields = {
+        "client": (scope.get("client") or ("-", 0))[0],
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "seconds": round(seconds, 3),
+    }
+    # %r keeps line breaks that a client puts into a path out of the log.
+    text, values = "%s %s %r %d %.3fs", tuple(fields.values())
+    if request_id is not None:
+        fields["request_id"] = request_id
+        text, values = text + " id=%s", (*values, request_id)
+    logger.info(text, *values, extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:

@@ -8,14 +8,16 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from server import chat, completions, debug, errors, health, models, openapi, responses, tokenize
+from server import chat, completions, debug, errors, health, models, openapi, page, responses, tokenize
 from server.access import IGNORED_HEADER, AccessLog
 from server.auth import ApiKeys
 from server.context import ServerContext
+from server.limits import KeyLimits
 from server.protocol import ChatRequest, CompletionRequest
 from server.responses_protocol import ResponsesRequest
 from server.root_path import RootPath
 from server.tokenize import DetokenizeRequest, TokenizeRequest
+from server.tracing import Tracing
 
 _BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
 _PATHS = (
@@ -32,6 +34,7 @@ _PATHS = (
     "/version",
     "/docs",
     "/openapi.json",
+    *page.PATHS,
 )
 
 
@@ -46,11 +49,17 @@ def create_app(context: ServerContext) -> ASGIApp:
     )
     for endpoint in (completions, chat, responses, tokenize, models, health):
         app.include_router(endpoint.routes(context))
+    if settings.enable_playground:
+        app.include_router(page.routes())
     if settings.enable_debug_endpoints:
         app.include_router(debug.routes(context))
     errors.install(app)
     openapi.install(app, _BODIES)
     outer: ASGIApp = app
+    if settings.key_rate_limit or settings.key_concurrency_limit:
+        outer = KeyLimits(outer, context.metrics, settings.key_rate_limit, settings.key_concurrency_limit)
+    if context.tracer is not None:
+        outer = Tracing(outer, context.tracer, context.metrics.recent)
     if settings.api_keys:
         outer = ApiKeys(outer, settings.api_keys)
     if settings.allowed_origins:  # outside of the keys, since a browser asks first, and without one

@@ -37,6 +37,7 @@ class ServerContext:
         self.metrics = metrics
         self.engine: AsyncEngine | None = None
         self.draining = False
+        self.tracer: Any = None  # OpenTelemetry's, where requests are traced
         self.started_at = int(time.time())
         # Two are enough: the point is that the event loop stays free, not that text work is parallel.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="text")

@@ -70,9 +70,20 @@ def overloaded(message: str, retry_after: float, code: str = "server_overloaded"
     return ApiError(503, message, code=code, kind="service_unavailable_error", headers=headers)
 
 
+def too_many(message: str, retry_after: float) -> ApiError:
+    """A request that this client may send again in `retry_after` seconds, to whichever replica."""
+    headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
+    return ApiError(429, message, code="rate_limit_exceeded", kind="rate_limit_error", headers=headers)
+
+
 def shutting_down() -> ApiError:
     """What new requests hear while the server drains, and the accepted ones that outlast its patience."""
     return overloaded("The server is shutting down.", 1.0, code="server_shutting_down")
+
+
+def timed_out() -> ApiError:
+    """What --request-timeout leaves of a request."""
+    return ApiError(504, "The request took longer than this server allows.", code="request_timeout")
 
 
 def internal(

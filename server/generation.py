@@ -11,8 +11,9 @@ from engine.outputs import OutputDelta, RequestStats, Usage
 from engine.params import ParamError, SamplingParams
 from engine.request import Request
 from server.context import ServerContext
-from server.errors import internal, shutting_down, translate
+from server.errors import internal, shutting_down, timed_out, translate
 from server.protocol import GenerationRequest
+from server.tracing import note
 
 Batch = list[tuple[int, OutputDelta]]
 
@@ -20,15 +21,23 @@ Batch = list[tuple[int, OutputDelta]]
 class Generation:
     """Deltas of all prompts as they come. Choice `i` of prompt `p` has index `p * n + i`."""
 
-    def __init__(self, streams: Sequence[RequestStream], n: int) -> None:
+    def __init__(self, streams: Sequence[RequestStream], n: int, timeout: float) -> None:
         self._streams = streams
         self._n = n
+        self._expired = False
+        self._timer = asyncio.get_running_loop().call_later(timeout, self._expire) if timeout else None
         self.choices = len(streams) * n
 
     def abort(self) -> None:
         """Give back what the engine holds for this; harmless when all is done."""
+        if self._timer is not None:
+            self._timer.cancel()
         for stream in self._streams:
             stream.abort()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.abort()
 
     def usage(self) -> Usage:
         """Token counts so far, over all prompts."""
@@ -57,7 +66,7 @@ class Generation:
                     if delta.finish_reason == "error":
                         raise internal(delta.error or "The request failed inside the engine.")
                     if delta.finish_reason == "abort":
-                        raise shutting_down()
+                        raise timed_out() if self._expired else shutting_down()
                     finished += delta.finish_reason is not None
                 yield batch
         finally:
@@ -144,4 +153,5 @@ def submit(
         elif isinstance(exc, Draining):
             context.metrics.rejected("draining")
         raise translate(exc, rename) from (None if isinstance(exc, ParamError) else exc)
-    return Generation(streams, requests[0].params.n)
+    note(streams)
+    return Generation(streams, requests[0].params.n, context.settings.request_timeout)

@@ -37,6 +37,7 @@ def routes(context: ServerContext) -> APIRouter:
         """Prometheus exposition."""
         if context.engine is not None:
             context.metrics.gauges(context.engine.gauges())
+            context.metrics.step_age(context.engine.step_age())
         content, content_type = context.metrics.exposition(http.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": content_type})
 

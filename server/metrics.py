@@ -27,6 +27,7 @@ _GAUGES = {
     "kv_pages_free": "KV pages that hold nothing",
     "kv_pages_cached": "KV pages that hold a reusable prefix and no live sequence",
     "kv_pages_total": "KV pages",
+    "step_age_seconds": "Seconds that the step in flight has been running; 0 if none is",
 }
 _COUNTERS = {
     "prompt_tokens": "Prompt tokens of finished requests",
@@ -92,6 +93,9 @@ class Metrics:
 
     def cancelled(self) -> None:
         self._counters["cancelled_requests"].inc()
+
+    def step_age(self, seconds: float) -> None:
+        self._gauges["step_age_seconds"].set(seconds)
 
     # EngineObserver
 

@@ -40,4 +40,5 @@ def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
         last.stop_reason,
         last.error,
         deltas[0].prompt_logprobs,
+        tuple(made for each in deltas for made in each.rounds),
     )

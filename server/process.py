@@ -17,7 +17,15 @@ from typing import Any
 import uvicorn
 
 from server.settings import Settings
-from server.startup import BACKLOG, StartError, bind, configure_logging, raise_file_limit, start_line
+from server.startup import (
+    BACKLOG,
+    StartError,
+    bind,
+    check_certificate,
+    configure_logging,
+    raise_file_limit,
+    start_line,
+)
 
 logger = logging.getLogger("dspark")
 
@@ -28,8 +36,9 @@ EngineBuilder = Callable[[Settings, Any, Progress], Any]
 
 def run(settings: Settings, build: EngineBuilder) -> int:
     """Serve until a signal comes; returns the exit code. Raises StartError."""
-    configure_logging(settings.uvicorn_log_level)
+    configure_logging(settings.uvicorn_log_level, settings.log_format)
     raise_file_limit()
+    check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     listener = bind(settings.host, settings.port)
     process = _Process(settings, build, listener)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -62,6 +71,8 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=settings.timeout_keep_alive,
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
                 # By now the engine is drained: only clients that do not read are left.
                 timeout_graceful_shutdown=5,
             )
@@ -89,10 +100,15 @@ class _Process:
         from server.context import ServerContext
         from server.debug import MOST
         from server.metrics import Metrics
+        from server.tracing import KEPT_STEPS, exporter
 
         settings = self._settings
         keep = MOST if settings.enable_debug_endpoints else 0
+        spans = None
+        if settings.otlp_traces_endpoint is not None:
+            keep, spans = KEPT_STEPS, exporter(settings.otlp_traces_endpoint)
         context = ServerContext(settings, Metrics(settings.metrics_prefix, settings.model_names[0], keep))
+        context.tracer = spans and spans.get_tracer("dspark")
         server = HttpServer(create_app(context), settings)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
         stopped = asyncio.create_task(self._stop.wait())
@@ -116,6 +132,8 @@ class _Process:
             server.should_exit = True
             await http
             context.close()
+            if spans is not None:
+                await asyncio.to_thread(spans.shutdown)  # sends what is left
         logger.info("Stopped")
         return 0
 
@@ -169,7 +187,8 @@ class _Process:
         host, port = self._listener.getsockname()[:2]
         if host in ("0.0.0.0", "::"):
             host = "localhost"
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if self._settings.ssl_certfile else "http"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         body = json.dumps(
             {
                 "model": self._settings.model_names[0],

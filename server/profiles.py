@@ -50,8 +50,15 @@ def throughput(
     buckets: tuple[int, ...] = getattr(executor, "row_buckets", ())
     profiler = Profiler(worker, vocab, executor.num_pages, executor.page_size, gamma, block, buckets=buckets)
     model = profiler.run(most_rows, most_sequences, progress)
+    try:
+        _keep(file, json.dumps({"of": known, "throughput": model.to_dict()}, indent=1, default=str))
+    except OSError as error:  # full or read-only: the next start will measure again
+        progress(f"the profile cannot be kept: {error}")
+    return model
+
+
+def _keep(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({"of": known, "throughput": model.to_dict()}, indent=1, default=str))
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
-    return model

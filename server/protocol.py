@@ -148,11 +148,12 @@ class TemplateOptions(Strict):
 
 
 class StreamOptions(Strict):
-    """Whether usage figures come with a stream: once at its end, or with every chunk."""
+    """What comes with a stream beside its text: usage, at its end or with every chunk; how tokens arose."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+    include_speculation: bool | None = None
 
 
 class GenerationRequest(Strict):
@@ -198,6 +199,10 @@ class GenerationRequest(Strict):
     @property
     def continuous_usage(self) -> bool:
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def include_speculation(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_speculation)
 
     def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         if self.stream and self.prompt_logprobs is not None:

@@ -19,6 +19,7 @@ from server.protocol import GenerationRequest
 from server.request_metrics import metrics_json
 from server.shapes import Shape, usage_json
 from server.sse import EventStream, dumps, event
+from server.token_origins import speculation_json
 
 
 def new_id(shape: Shape, wanted: GenerationRequest) -> str:
@@ -42,6 +43,7 @@ class Reply:
         self._wanted = wanted
         self._shape = shape
         self._generation = generation
+        self._tokenizer = context.loaded().tokenizer
         self._head = {
             "id": reply_id,
             "object": shape.chunk_object if wanted.stream else shape.whole_object,
@@ -97,9 +99,14 @@ class Reply:
                     opening = shape.opening(index, delta)
                     if opening is not None:
                         choices.append(opening)
-                # Half a character is no news, unless its tokens' log probabilities or ids are.
-                if delta.text or delta.logprobs or (wanted.return_token_ids and delta.token_ids):
-                    choices.append(shape.piece(index, delta))
+                # Half a character is no news, unless more than its text was asked for.
+                told = wanted.include_speculation and bool(delta.token_ids)
+                ids = wanted.return_token_ids and bool(delta.token_ids)
+                if delta.text or delta.logprobs or ids or told:
+                    news = shape.piece(index, delta)
+                    if told:
+                        news["speculation"] = speculation_json(self._tokenizer, delta)
+                    choices.append(news)
                 if delta.finish_reason is not None:
                     choices.append(shape.closing(index, delta))
             if choices:

@@ -6,12 +6,11 @@ add a field; its group orders the help text.
 
 from __future__ import annotations
 
-import os
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from server import setting_checks as checks
 from server.speculative_config import SpeculativeConfig, checked_policy
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -190,9 +189,16 @@ class Settings(BaseModel):
     enable_request_id_headers: bool = option(
         False, "HTTP", "answer with X-Request-Id, the client's own or a fresh one"
     )
+    enable_playground: bool = option(True, "HTTP", "serve a page at / to try the model on")
     max_body_size: float = option(4.0, "HTTP", "largest request body in MiB", metavar="MIB", gt=0, le=1024)
     sse_keep_alive_interval: float = option(
         15.0, "HTTP", "seconds of silence before a stream gets a comment line; 0 is never", metavar="S", ge=0
+    )
+    ssl_certfile: str | None = option(
+        None, "HTTP", "serve HTTPS with this certificate, PEM, chain included", metavar="FILE"
+    )
+    ssl_keyfile: str | None = option(
+        None, "HTTP", "the certificate's private key, PEM (default: in --ssl-certfile)", metavar="FILE"
     )
     timeout_keep_alive: int = option(
         75,
@@ -206,6 +212,23 @@ class Settings(BaseModel):
     max_num_queued_reqs: int = option(
         256, "Overload and shutdown", "most choices that may wait; more get 503", metavar="N", ge=1
     )
+    key_rate_limit: float = option(
+        0.0,
+        "Overload and shutdown",
+        "requests a minute that one API key, or address, may send; more get 429; 0 is no limit",
+        metavar="N",
+        ge=0,
+    )
+    key_concurrency_limit: int = option(
+        0,
+        "Overload and shutdown",
+        "requests that one API key may have under way; more get 429; 0 is no limit",
+        metavar="N",
+        ge=0,
+    )
+    request_timeout: float = option(
+        0.0, "Overload and shutdown", "seconds after which a request is ended; 0 is never", metavar="S", ge=0
+    )
     shutdown_timeout: float = option(
         30.0, "Overload and shutdown", "seconds that running requests get on SIGTERM", metavar="S", ge=0
     )
@@ -218,6 +241,11 @@ class Settings(BaseModel):
     )
 
     # Logs and metrics
+    log_format: Literal["text", "json"] = option(
+        "text",
+        "Logs and metrics",
+        "how log lines are written; json is one object a line, with each request's id",
+    )
     metrics_prefix: str = option(
         "dspark:", "Logs and metrics", 'prefix of the metric names; "vllm:" suits dashboards made for vLLM'
     )
@@ -234,51 +262,16 @@ class Settings(BaseModel):
         False, "Logs and metrics", "serve /debug/scheduler: the last steps' decisions, as JSON"
     )
     enable_access_log: bool = option(True, "Logs and metrics", "log one line a request")
+    otlp_traces_endpoint: str | None = option(
+        None, "Logs and metrics", "send OpenTelemetry traces to this collector, over HTTP", metavar="URL"
+    )
 
-    @field_validator("served_model_name", "api_key")
-    @classmethod
-    def _no_blanks(cls, values: list[str]) -> list[str]:
-        if any(not value.strip() for value in values):
-            raise ValueError("must not be empty")
-        return values
-
-    @field_validator("api_key_file")
-    @classmethod
-    def _holds_keys(cls, path: str | None) -> str | None:
-        try:
-            if path is not None and not _keys_in(path):
-                raise ValueError(f"there is no key in {path}")
-        except OSError as exc:
-            raise ValueError(f"cannot read {path}: {exc.strerror}") from None
-        return path
-
-    @field_validator("root_path")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        if value and not re.fullmatch(r"(/[\w.~-]+)+", value, re.ASCII):
-            raise ValueError("must be a path like /llm, without a slash at its end")
-        if f"{value}/".startswith("/v1/"):
-            raise ValueError("must not begin with /v1, which is part of the endpoints' own paths")
-        return value
-
-    @field_validator("metrics_prefix")
-    @classmethod
-    def _metric_name(cls, value: str) -> str:
-        if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", value):
-            raise ValueError("may hold only letters, digits, _ and :, and not begin with a digit")
-        return value
-
-    @field_validator("chat_template")
-    @classmethod
-    def _template_exists(cls, value: str | None) -> str | None:
-        if value is not None and not _is_template_text(value) and not os.path.isfile(value):
-            raise ValueError(f"there is no file {value!r} (and it is no template text either)")
-        return value
-
-    @field_validator("verify_policy")
-    @classmethod
-    def _known_policy(cls, value: str | None) -> str | None:
-        return checked_policy(value)
+    _keys_are_some = field_validator("served_model_name", "api_key")(checks.no_blanks)
+    _file_has_keys = field_validator("api_key_file")(checks.holds_keys)
+    _path_is_absolute = field_validator("root_path")(checks.absolute_path)
+    _prefix_fits = field_validator("metrics_prefix")(checks.metric_prefix)
+    _template_exists = field_validator("chat_template")(checks.existing_template)
+    _policy_is_known = field_validator("verify_policy")(checked_policy)
 
     @model_validator(mode="after")
     def _agreeing(self) -> Self:
@@ -307,22 +300,12 @@ class Settings(BaseModel):
     @property
     def api_keys(self) -> list[str]:
         """All keys, those of the file included."""
-        return self.api_key + (_keys_in(self.api_key_file) if self.api_key_file else [])
+        return self.api_key + (checks.keys_in(self.api_key_file) if self.api_key_file else [])
 
     @property
     def chat_template_text(self) -> str | None:
         """The template itself, read from its file if one was named."""
-        if self.chat_template is None or _is_template_text(self.chat_template):
+        if self.chat_template is None or checks.is_template_text(self.chat_template):
             return self.chat_template
         with open(self.chat_template, encoding="utf-8") as file:
             return file.read()
-
-
-def _keys_in(path: str) -> list[str]:
-    with open(path, encoding="utf-8") as file:
-        lines = (line.strip() for line in file)
-        return [line for line in lines if line and not line.startswith("#")]
-
-
-def _is_template_text(value: str) -> bool:
-    return "{{" in value or "{%" in value

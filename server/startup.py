@@ -7,8 +7,11 @@ import logging
 import os
 import resource
 import socket
+import ssl
 import sys
 from typing import TYPE_CHECKING
+
+from server.log_format import formatter
 
 if TYPE_CHECKING:
     from engine.async_engine import AsyncEngine
@@ -40,6 +43,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def check_certificate(certificate: str | None, key: str | None) -> None:
+    """Find out now what the first connection would otherwise. Raises StartError."""
+    if certificate is None:
+        if key is not None:
+            raise StartError("--ssl-keyfile needs --ssl-certfile")
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as exc:
+        raise StartError(f"cannot use --ssl-certfile {certificate}: {exc.strerror or exc}") from None
+
+
 def raise_file_limit() -> None:
     """Every connection is a file; the usual soft limit of 1024 ends a storm of clients early."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -49,14 +64,13 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def configure_logging(name: str) -> None:
-    """Log to stderr at uvicorn's level `name`."""
+def configure_logging(name: str, kind: str) -> None:
+    """Log to stderr at uvicorn's level `name`, as text or JSON."""
     level = logging.DEBUG if name == "trace" else getattr(logging, name.upper())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(kind))
     logging.basicConfig(
-        level=max(level, logging.INFO) if level > logging.DEBUG else level,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
+        level=max(level, logging.INFO) if level > logging.DEBUG else level, handlers=[handler]
     )
     logging.getLogger("dspark").setLevel(level)
     # uvicorn tells of every start and stop; ours are told above.

@@ -26,13 +26,16 @@ from tests.server.fake import FakeEngine
 class Served:
     """A running server; `engine` may be changed between requests."""
 
-    def __init__(self, settings: Settings, make_engine: Callable[[Metrics], Any] = FakeEngine) -> None:
+    def __init__(
+        self, settings: Settings, make_engine: Callable[[Metrics], Any] = FakeEngine, tracer: Any = None
+    ) -> None:
         self.settings = settings
         self.listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        keep = MOST if settings.enable_debug_endpoints else 0
+        keep = MOST if settings.enable_debug_endpoints or tracer else 0
         self.metrics = Metrics(settings.metrics_prefix, settings.model_names[0], keep)
         self.context = ServerContext(settings, self.metrics)
+        self.context.tracer = tracer
         self.engine = make_engine(self.metrics)
         self.server = HttpServer(create_app(self.context), settings)
         self.loop = uvloop.new_event_loop()
@@ -102,8 +105,8 @@ def serve() -> Iterator[Callable[..., Served]]:
     """Starts servers with settings of their own."""
     started: list[Served] = []
 
-    def start(**settings: Any) -> Served:
-        started.append(Served(Settings(**({"model": "fake-model"} | settings))))
+    def start(tracer: Any = None, **settings: Any) -> Served:
+        started.append(Served(Settings(**({"model": "fake-model"} | settings)), tracer))
         return started[-1]
 
     yield start

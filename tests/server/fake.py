@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.async_engine import Draining, EngineDead, QueueFull
 from engine.chat_template import ChatTemplate, ChatTemplateError
-from engine.outputs import EngineGauges, OutputDelta, RequestStats, TokenLogprob, Usage
+from engine.outputs import EngineGauges, OutputDelta, RequestStats, Round, TokenLogprob, Usage
 from engine.params import ParamError
 from engine.request import Request
 
@@ -159,6 +159,7 @@ class FakeStream:
                 finish if last else None,  # type: ignore[arg-type]
                 stop_reason if last else None,
                 prompt_logprobs=() if start else self._prompt_logprobs(),
+                rounds=(Round(width, len(piece) - 1, len(piece)),),
             )
 
     def _logprob(self, token: int, place: int) -> TokenLogprob:

@@ -202,3 +202,17 @@ def test_long_prompts_leave_the_loop_free(served: Served) -> None:
         thread.join()
     finally:
         del served.engine.tokenizer.encode
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prefill", [0.0, 30.0])
+def test_request_timeout(serve: Callable[..., Served], stream: bool, prefill: float) -> None:
+    served = serve(request_timeout=0.3)
+    assert served.complete().status_code == 200
+    served.engine.prefill, served.engine.step_time = prefill, 0.05
+    begin = time.monotonic()
+    reply = served.complete(**LONG | {"stream": stream})
+    assert 0.25 < time.monotonic() - begin < 2
+    assert '"code":"request_timeout"' in reply.text
+    assert reply.status_code == (200 if stream and not prefill else 504)
+    wait_until(lambda: not served.engine.active)

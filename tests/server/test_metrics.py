@@ -28,7 +28,7 @@ NAMES = [
     "spec_decode_calibration_error", "spec_decode_collapsed", "verify_capacity", "steps_per_second",
     "forecast_tokens_total", "forecast_seconds_total", "forecast_measured_tokens_total",
     "forecast_measured_seconds_total",
-    "kv_pages_free", "kv_pages_cached", "kv_pages_total", "cancelled_requests_total",
+    "kv_pages_free", "kv_pages_cached", "kv_pages_total", "cancelled_requests_total", "step_age_seconds",
 ]  # fmt: skip
 
 
@@ -149,3 +149,8 @@ def test_scrape(served: Served) -> None:
 def test_openmetrics(served: Served) -> None:
     reply = served.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert list(parse_openmetrics(reply.text))
+
+
+def test_a_step_that_hangs_is_seen(served: Served) -> None:
+    served.engine.age = 42.5
+    assert '\ndspark:step_age_seconds{model_name="fake-model"} 42.5\n' in served.client.get("/metrics").text

@@ -45,8 +45,8 @@ def test_every_field_has_flag_variable_and_key(tmp_path: Path) -> None:
         "executor": "torch", "quantization": "gguf", "gpu_memory_utilization": "0.7",
         "tool_call_parser": "mistral", "reasoning_parser": "think",
         "per_request_spec_decode_metrics": "summary",
-        "uvicorn_log_level": "debug", "chat_template": "{{ messages }}", "metrics_prefix": "x:",
-        "root_path": "/llm", "api_key_file": __file__,
+        "uvicorn_log_level": "debug", "log_format": "json", "root_path": "/llm", "api_key_file": __file__,
+        "chat_template": "{{ messages }}", "metrics_prefix": "x:",
     }  # fmt: skip
     for name, field in Settings.model_fields.items():
         boolean = field.annotation is bool
