@@ -10,7 +10,8 @@ from collections import deque
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from engine.outputs import EngineGauges, RequestStats, StepStats
 from server.histogram import ROWS, SECONDS, Histogram
@@ -19,6 +20,7 @@ from server.spec_metrics import SpecMetrics
 # The *_created series would double the exposition and tell nothing that a dashboard uses.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _GAUGES = {
     "num_requests_running": "Requests in the running batch",
     "num_requests_waiting": "Requests waiting for admission",
@@ -75,9 +77,14 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The text of /metrics and its content type, in the format that the Accept header prefers."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+        """The text of /metrics and its content type, as OpenMetrics to whoever takes that.
+
+        The client library's own choice would write dspark_ for dspark: to a Prometheus before version 3.
+        """
+        if "application/openmetrics-text" in accept:
+            text: bytes = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return text, _OPENMETRICS
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def value(self, name: str, **labels: str) -> float | None:
         """One sample, for tests and the start line; `name` is without prefix."""

@@ -262,3 +262,33 @@ def test_sizes_that_do_not_fit_are_refused():
     world = World()
     with pytest.raises(NativeError, match="rotary"):
         world.draft.write_context([Span(510, 5, np.arange(40, dtype=np.int32))], torch.zeros(5, 3 * 64))
+
+
+def test_logits_may_be_changed_ahead_of_each_slot():
+    """As a grammar does, by what was drawn before; and what goes wrong there comes out."""
+    world = World("rnn")
+    vocab, counts, anchors = world.draft.vocab, (3, 2), [9, 21]
+    base, hidden = torch.randn(5, vocab), torch.randn(5, world.config.hidden_size)
+    slots = (Slot * 5)()
+    for row, slot in enumerate(slots):
+        slot.row, slot.sequence, slot.kind = row, int(row >= 3), 0
+    seen: list[int] = []
+
+    def only_the_next(k: int) -> None:
+        seen.append(k)
+        for sequence, count in enumerate(counts):
+            if k < count:
+                row = 3 * sequence + k
+                before = slots[row - 1].token if k else anchors[sequence]
+                logits[row, torch.arange(vocab) != before + 1] = -torch.inf
+
+    logits = base.clone()
+    world.draft.sequential(slots, anchors, logits, hidden, only_the_next)
+    assert seen == [0, 1, 2]
+    assert [slot.token for slot in slots] == [10, 11, 12, 22, 23]
+
+    def broken(k: int) -> None:
+        raise KeyError(k)
+
+    with pytest.raises(KeyError):
+        world.draft.sequential(slots, anchors, base.clone(), hidden, broken)

@@ -149,6 +149,7 @@ def test_scrape(served: Served) -> None:
 def test_openmetrics(served: Served) -> None:
     reply = served.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert list(parse_openmetrics(reply.text))
+    assert "dspark:num_requests_running{" in reply.text, "Prometheus 2 asks like this"
 
 
 def test_a_step_that_hangs_is_seen(served: Served) -> None:
