@@ -22,6 +22,7 @@ from server.trace import waits, worker_end
 from server.wiring import Parts
 
 _names = itertools.count()
+_LEAST_STEPS = 8  # in a stretch that says anything
 
 
 class Steps(NullObserver):
@@ -136,6 +137,9 @@ async def stream(
         seen.steps.clear()
         begun = time.perf_counter()
         await asyncio.sleep(seconds)
+        while len(seen.steps) < _LEAST_STEPS:  # on a slow machine
+            await asyncio.sleep(0.01)
+            _raise_failed(tasks)
         wall, steps = time.perf_counter() - begun, list(seen.steps)
         _raise_failed(tasks)
     finally:

@@ -124,12 +124,12 @@ def test_from_a_folder_to_the_torch_executors_texts(monkeypatch, draft):  # noqa
     found = {}
     for executor in ("cuda", "torch"):
         settings = Settings(
-            speculative_config={"method": "dspark", "model": str(draft)},
+            speculative_config={"method": "dspark", "model": str(draft), "num_speculative_tokens": 2},
             executor=executor,
             verify_policy="fixed:2",
             dtype="float32",
             num_pages=60,
-            max_num_seqs=2,
+            max_num_seqs=1,
             max_model_len=512,
             threads=1,
         )
@@ -139,7 +139,7 @@ def test_from_a_folder_to_the_torch_executors_texts(monkeypatch, draft):  # noqa
         texts = {}
         for name, how in (("greedy", {"temperature": 0.0}), ("seeded", {"seed": 5, "top_p": 0.9})):
             prompt = real.chat(real.PROMPTS[0])
-            parts.loop.add(Request(name, prompt, SamplingParams(max_tokens=12, ignore_eos=True, **how)))
+            parts.loop.add(Request(name, prompt, SamplingParams(max_tokens=6, ignore_eos=True, **how)))
             texts[name] = []
         while parts.loop.has_work:
             batch = parts.loop.begin()
@@ -147,7 +147,7 @@ def test_from_a_folder_to_the_torch_executors_texts(monkeypatch, draft):  # noqa
                 texts[active.request.request_id] += delta.token_ids
         found[executor] = texts
     assert found["cuda"] == found["torch"]
-    assert graphs.replayed > 6
+    assert graphs.replayed > 4
 
 
 @pytest.mark.model

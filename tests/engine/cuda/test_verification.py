@@ -28,11 +28,11 @@ VOCAB = 24
 
 params_of_requests = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.7]),
     top_k=st.sampled_from([0, 0, 1, 3, 30]),
     top_p=st.sampled_from([1.0, 1.0, 0.3, 0.9]),
     min_p=st.sampled_from([0.0, 0.0, 0.2]),
-    seed=st.sampled_from([None, None, 7, -3]),
+    seed=st.sampled_from([None, None, None, None, 7, -3]),
     presence_penalty=st.sampled_from([0.0, 0.0, 0.75]),
     frequency_penalty=st.sampled_from([0.0, 0.0, -0.5]),
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.5]),
@@ -65,7 +65,9 @@ def batches(draw: st.DrawFn) -> tuple[list[BatchItem], torch.Tensor]:
         block = None
         if verify:
             ids = reduced if kind == "reduced" else torch.arange(VOCAB)
-            q = torch.from_numpy(rng.dirichlet([0.5] * len(ids), verify)).float()
+            near = torch.softmax(torch.from_numpy(logits[:-1]), -1)[:, ids].numpy() + 1e-6
+            near /= near.sum(-1, keepdims=True)  # so that drafts are accepted now and then
+            q = torch.from_numpy(0.6 * near + 0.4 * rng.dirichlet([0.5] * len(ids), verify)).float()
             tokens = ids[torch.multinomial(q, 1)[:, 0]]
             if kind == "likely":  # accepted more often than not
                 tokens = torch.from_numpy(logits[:-1].argmax(-1))
@@ -111,7 +113,7 @@ def copies(items: list[BatchItem]) -> list[BatchItem]:
     ("dtype", "kernels"), [(torch.float32, "native"), (torch.float32, "torch"), (torch.float64, "torch")]
 )
 @given(batch=batches())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=250)
 def test_verdicts_are_the_hosts(batch, dtype, kernels):
     items, logits = batch
     ours, theirs = copies(items), copies(items)
