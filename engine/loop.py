@@ -295,7 +295,8 @@ class EngineLoop:
         owner.count(item.verify, emission.round.accepted, tokens)
         self._time_emission(owner, sequence, tokens)
         if emission.finish is not None:
-            error = "the model returned values that are not finite" if emission.finish == "error" else None
+            broken = "the model returned values that are not finite, or every token is forbidden"
+            error = broken if emission.finish == "error" else None
             return self._end(sequence, emission.finish, emission, error)
         return owner, emission.delta(sequence.choice)
 

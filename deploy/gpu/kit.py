@@ -25,16 +25,19 @@ from deploy.gpu.parcel import join, split
 from deploy.gpu.parcel import unpack as unpack_model
 
 #: what the engine imports and that machine lacks
-PACKAGES = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection")
+PACKAGES = (
+    "pydantic",
+    "pydantic-core",
+    "annotated-types",
+    "typing-inspection",
+    "typing-extensions",
+    "llguidance",
+)
 #: what FlashInfer imports besides
 FLASHINFER_NEEDS = ("apache-tvm-ffi",)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_PLATFORMS = (
-    "manylinux_2_28_x86_64",
-    "manylinux_2_27_x86_64",
-    "manylinux_2_17_x86_64",
-    "manylinux2014_x86_64",
-)
+#: pip takes only what it is told, not what is older: all that a machine of today runs
+_PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 16, -1)), "manylinux2014_x86_64")
 _NAMED = "batch_prefill"
 _RETURNED = 15 << 20
 _ROOT = Path(__file__).parents[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -415,3 +416,17 @@ def test_training_at_toy_size_brings_a_draft_model_back(parcel):
     assert kit.unbundle(parcel / "out", parcel / "draft") == 0
     embedding = hf_model("llama", initializer_range=0.3).get_input_embeddings().weight.detach()
     assert load(parcel / "draft", embedding, embedding).config.draft_vocab_size == 32
+
+
+def test_whatever_the_steps_import_is_there_or_travels():
+    """The engine may come to need more; the GPU machine has torch, transformers and what these need."""
+    there = {"torch", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "markupsafe", "tqdm"}
+    code = (
+        "import sys, importlib.metadata as m\n"
+        "import deploy.gpu.check, deploy.gpu.check_speed, server.wiring\n"
+        "tops, of = {n.partition('.')[0] for n in sys.modules}, m.packages_distributions()\n"
+        "print(*{name.lower().replace('_', '-') for top in tops for name in of.get(top, ())})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    needed = set(done.stdout.split()) - there - {"dspark-server", "setuptools"}
+    assert needed <= set(kit.PACKAGES)

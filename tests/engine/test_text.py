@@ -137,7 +137,7 @@ def spell(tokens: tuple[int, ...]) -> str:
 
 def test_tokens_and_logprobs_behind_a_stop_string_are_cut_off():
     for word in ("abcdef", "abcd"):
-        piece = emit(sequence(("cd",)), verdict(word), frozenset())
+        piece = emit(sequence(("cd",)), 0, verdict(word), frozenset())
         assert (piece.text, spell(piece.tokens)) == ("ab", "abcd")
         assert [each.token_id for each in piece.logprobs] == list(piece.tokens)
         assert (piece.finish, piece.reason) == ("stop", "cd")
@@ -145,14 +145,14 @@ def test_tokens_and_logprobs_behind_a_stop_string_are_cut_off():
 
 def test_a_stop_string_across_steps_keeps_what_was_streamed():
     stream = sequence(("cd",))
-    first, second = emit(stream, verdict("abc"), frozenset()), emit(stream, verdict("dz"), frozenset())
+    first, second = emit(stream, 0, verdict("abc"), frozenset()), emit(stream, 0, verdict("dz"), frozenset())
     assert (first.text, first.finish, spell(first.tokens)) == ("ab", None, "abc")
     assert (second.text, second.finish, spell(second.tokens)) == ("", "stop", "d")
 
 
 @pytest.mark.parametrize(("eos", "reason"), [(frozenset({25}), None), (frozenset(), 25)])
 def test_a_stop_token_counts_but_is_not_part_of_the_text(eos, reason):
-    piece = emit(sequence(), verdict("abz", finish="stop", stop_token=25), eos)
+    piece = emit(sequence(), 0, verdict("abz", finish="stop", stop_token=25), eos)
     assert (piece.text, spell(piece.tokens), len(piece.logprobs)) == ("ab", "abz", 3)
     assert (piece.finish, piece.reason) == ("stop", reason)
 
@@ -160,35 +160,35 @@ def test_a_stop_token_counts_but_is_not_part_of_the_text(eos, reason):
 def test_a_stop_token_is_part_of_the_text_on_request():
     asking = sequence()
     asking.state.params = SamplingParams(include_stop_str_in_output=True)
-    piece = emit(asking, verdict("abz", finish="stop", stop_token=25), frozenset())
+    piece = emit(asking, 0, verdict("abz", finish="stop", stop_token=25), frozenset())
     assert (piece.text, spell(piece.tokens)) == ("abz", "abz")
     assert (piece.finish, piece.reason) == ("stop", 25)
 
 
 def test_a_stop_token_releases_what_was_held_back():
-    piece = emit(sequence(("bz",)), verdict("abz", finish="stop", stop_token=25), frozenset())
+    piece = emit(sequence(("bz",)), 0, verdict("abz", finish="stop", stop_token=25), frozenset())
     assert (piece.text, piece.finish, piece.reason) == ("ab", "stop", 25)
 
 
 @pytest.mark.parametrize("finish", ["length", "stop"])
 def test_a_stop_string_beats_an_end_further_on(finish):
     stop_token = 25 if finish == "stop" else None
-    piece = emit(sequence(("b",)), verdict("abcz", finish=finish, stop_token=stop_token), frozenset({25}))
+    piece = emit(sequence(("b",)), 0, verdict("abcz", finish=finish, stop_token=stop_token), frozenset({25}))
     assert (piece.text, spell(piece.tokens)) == ("a", "ab")
     assert (piece.finish, piece.reason) == ("stop", "b")
 
 
 def test_a_length_limit_reached_with_the_last_letter_of_a_stop_string_is_a_stop():
-    piece = emit(sequence(("bc",)), verdict("abc", finish="length"), frozenset())
+    piece = emit(sequence(("bc",)), 0, verdict("abc", finish="length"), frozenset())
     assert (piece.text, piece.finish, piece.reason) == ("a", "stop", "bc")
 
 
 def test_a_length_limit_releases_half_a_stop_string_and_half_a_character():
     stream = sequence(("bx",))
-    piece = emit(stream, verdict("ab", finish="length"), frozenset())
+    piece = emit(stream, 0, verdict("ab", finish="length"), frozenset())
     assert (piece.text, piece.finish, piece.reason) == ("ab", "length", None)
     half = Sequence(0, 0, np.zeros(1, np.int32), stream.state, TextStream([b"a", b"\xe2\x82"]), "")
-    assert emit(half, Verdict((0, 1), finish="length"), frozenset()).text == "a\ufffd"
+    assert emit(half, 0, Verdict((0, 1), finish="length"), frozenset()).text == "a\ufffd"
 
 
 # ---- the same through the engine, at each place in a drafted block

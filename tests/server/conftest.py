@@ -106,7 +106,7 @@ def serve() -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
 
     def start(tracer: Any = None, **settings: Any) -> Served:
-        started.append(Served(Settings(**({"model": "fake-model"} | settings)), tracer))
+        started.append(Served(Settings(**({"model": "fake-model"} | settings)), tracer=tracer))
         return started[-1]
 
     yield start

@@ -111,7 +111,7 @@ def test_where_flashinfer_cannot_be_used_that_is_said(pair, monkeypatch, reason)
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.long
 def test_from_a_folder_to_the_torch_executors_texts(monkeypatch, draft):  # noqa: F811
     """Everything that a server does to get ready, with the default model and a draft model."""
     stream, graphs = FakeStream(), TapeGraphs()

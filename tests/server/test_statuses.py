@@ -125,7 +125,6 @@ def test_401(serve: Serve, path: str) -> None:
         ("GET", "/v1/files"),
         ("GET", "/v1/responses/resp_1"),
         ("GET", "/v1"),
-        ("GET", "/"),
         ("POST", "/v1/completions/"),
         ("POST", "/score"),
     ],
