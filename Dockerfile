@@ -70,8 +70,9 @@ RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 ARG MODEL=default
 ENV DSPARK_CACHE=/var/cache/dspark
 RUN mkdir -p "$DSPARK_CACHE/models" "$DSPARK_CACHE/profiles" \
-    && if [ "$MODEL" = default ]; then python -c 'from engine.models.locate import default_cache_dir, locate_model; \
-locate_model(None, default_cache_dir(), print)'; fi
+    && if [ "$MODEL" = default ]; then python -c 'from engine.models.blocks import load_blocks; \
+from engine.models.locate import default_cache_dir, locate_model; \
+next(load_blocks(locate_model(None, default_cache_dir(), print)))'; fi
 
 
 FROM ${PYTHON_IMAGE}
