@@ -39,6 +39,9 @@ params_of_requests = st.builds(
     logit_bias=st.sampled_from([{}, {}, {2: 3.0, 5: -100.0}]),
     min_tokens=st.sampled_from([0, 0, 3]),
     logprobs=st.sampled_from([None, None, 0, 3]),
+    prompt_logprobs=st.just(2),
+    allowed_token_ids=st.sampled_from([None, None, None, tuple(range(0, 24, 2))]),
+    bad_words=st.sampled_from([(), (), ((3,), (4, 6))]),
 )
 
 
@@ -77,19 +80,23 @@ def batches(draw: st.DrawFn) -> tuple[list[BatchItem], torch.Tensor]:
             )
         if draw(st.integers(0, 9)) == 0:
             logits[rng.integers(0, 1 + verify)] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
-        if sample:
-            rows.append(logits)
         count = 1 + verify if draw(st.booleans()) or not sample else known + verify
+        scored = draw(st.integers(0, count - sample)) if not verify else 0
+        before = rng.normal(size=(scored, VOCAB))
+        if scored and draw(st.integers(0, 9)) == 0:
+            before[rng.integers(0, scored)] = np.nan
+        rows += [before, logits] if sample else [before]
         items.append(
             BatchItem(
                 sequence=index,
-                history=np.zeros(known, dtype=np.int32),
+                history=rng.integers(0, VOCAB, known + 1, dtype=np.int32),
                 start=known + verify - count if sample else 0,
                 count=count,
                 pages=np.zeros(4, dtype=np.int32),
                 sample=sample,
                 state=state,
-                budget=draw(st.sampled_from([1, 2, 3, 100])),
+                budget=draw(st.sampled_from([0, 1, 2, 3, 100] if not verify else [1, 2, 3, 100])),
+                scored=scored,
                 round=int(rng.integers(0, 50)),
                 draft=block,
                 verify=verify,
@@ -113,7 +120,7 @@ def copies(items: list[BatchItem]) -> list[BatchItem]:
     ("dtype", "kernels"), [(torch.float32, "native"), (torch.float32, "torch"), (torch.float64, "torch")]
 )
 @given(batch=batches())
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=120)
 def test_verdicts_are_the_hosts(batch, dtype, kernels):
     items, logits = batch
     ours, theirs = copies(items), copies(items)
@@ -130,6 +137,7 @@ def test_verdicts_are_the_hosts(batch, dtype, kernels):
             b.finish,
             b.stop_token,
         )
+        assert a.scores == b.scores
         assert [each.token_id for each in a.logprobs] == [each.token_id for each in b.logprobs]
         for x, y in zip(a.logprobs, b.logprobs, strict=True):
             assert x.logprob == pytest.approx(y.logprob, abs=1e-5)
