@@ -101,7 +101,9 @@ class Curve:
         return [(right, share), (left, 1.0 - share)]
 
     def to_list(self) -> list[tuple[float, float]]:
-        return list(zip(self.sizes.tolist(), self.seconds.tolist(), strict=True))
+        """What was measured, as live steps have moved it and noise included: from it comes the same curve."""
+        measured = self._profile * self._own * self._common
+        return list(zip(self.sizes.tolist(), measured.tolist(), strict=True))
 
 
 def _lower_hull(sizes: Floats, seconds: Floats) -> Floats:

@@ -273,7 +273,7 @@ def test_what_there_is_no_time_for_is_passed_over_and_said(tmp_path, monkeypatch
     assert list(report) == [step.name for step in check.STEPS]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dry_run_is_the_real_thing_in_processes_of_its_own(work, tmp_path, capfd):
     arguments = [
         "run",
@@ -399,7 +399,7 @@ def test_modules_of_all_steps_can_be_imported():
     assert "deploy.gpu.check" in sys.modules
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_at_toy_size_brings_a_draft_model_back(parcel):
     from deploy.gpu import check_training
     from drafters.checkpoint import load

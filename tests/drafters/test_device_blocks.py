@@ -227,7 +227,7 @@ REQUESTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "settings"),
     [("window", {}), ("pages", {"num_pages": 14}), ("reduced", {"token_budget": 20}), ("dflash", {})],

@@ -12,7 +12,7 @@ from loadtest.cli import main
 from tests.loadtest.stub import Stub
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_hundred_chunks_a_second_take_a_twentieth_of_a_core(
     stub: Callable[..., Stub], tmp_path: Path
 ) -> None:

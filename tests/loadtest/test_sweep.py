@@ -122,7 +122,7 @@ def test_missed_at_every_load(stub: Callable[..., Stub], tmp_path: Path) -> None
     assert main([*words, "--output", str(tmp_path), *SHORT]) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.model
 def test_our_server_with_two_configurations(tmp_path: Path) -> None:
     words = ["sweep", "off", "fixed:2", "--users", "1", "2", "--output", str(tmp_path)]

@@ -159,16 +159,21 @@ def test_newcomers_come_in_order_pass_only_those_that_do_not_fit_and_no_impatien
         return
     pages, rows = case.available - case.needed, case.limits.token_budget
     rows -= sum(plan.rows.get(work.key, 0) for work in case.running)
+    scored = case.limits.scored_rows - sum(plan.rows.get(work.key, 0) for work in case.running if work.scored)
     admitted: list[int] = []
     for work in case.waiting:
         if rows == 0 or here + len(admitted) == case.limits.max_sequences:
             break
+        room = min(rows, scored) if work.scored else rows
+        if room == 0:
+            continue
         others = here + len(admitted)
         fits = work.pages + others <= pages if others else work.pages <= pages
         if fits:
             admitted.append(work.key)
             pages -= work.pages
-            rows -= min(work.pending, rows)
+            rows -= min(work.pending, room)
+            scored -= min(work.pending, room) if work.scored else 0
         elif work.waited > case.limits.patience:
             break
     assert plan.admitted == admitted

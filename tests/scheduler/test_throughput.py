@@ -114,6 +114,20 @@ def test_a_plan_pays_for_what_it_drafts():
     assert model.planned(4, 2, 0).tolist() == [12.5, 14.0 + 2.0 + 0.5, 16.0 + 3.0 + 0.5]
 
 
+def test_a_curve_with_noise_in_it_comes_back_the_same():
+    curve = Curve([(1, 10.0), (2, 14.0), (4, 15.0), (8, 30.0), (16, 31.0)])
+    curve.refresh(4, 20.0, 0.3)
+    again = Curve(curve.to_list())
+    assert again.at([1, 2, 3, 4, 8, 16]) == pytest.approx(curve.at([1, 2, 3, 4, 8, 16]))
+
+
+def test_small_dents_are_noise_and_large_ones_stay():
+    curve = Curve([(1, 10.0), (2, 10.9), (3, 11.0), (4, 12.0)])
+    assert (np.diff(curve.seconds, 2) >= -1e-9).all()
+    jump = Curve([(1, 10.0), (2, 20.0), (3, 20.5), (4, 21.0)])
+    assert jump.at([2])[0] > 17.0
+
+
 def test_a_profile_comes_back_from_a_file_and_must_reach_far_enough():
     model = Throughput(Curve(POINTS, True), Curve([(1, 2.0)]), 0.01, 100, 0.2, 0.1)
     again = Throughput.from_dict(model.to_dict())
