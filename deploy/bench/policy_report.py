@@ -45,7 +45,7 @@ def _points(rows: Sequence[Row]) -> list[str]:
 
 def _point(rows: Sequence[Row]) -> dict[str, Any]:
     computed = [row for row in rows if row["prompts"] == "computed"]
-    policies = list(dict.fromkeys(row["policy"] for row in computed))
+    policies = sorted({row["policy"] for row in computed})  # waves come in random order
     out = {}
     for policy in policies:
         mine = [row for row in computed if row["policy"] == policy]
