@@ -8,12 +8,11 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.params import ParamError
 from engine.request import Request as EngineRequest
 from server.body import read
 from server.context import ServerContext
-from server.errors import invalid, translate
-from server.generation import submit, with_bad_words
+from server.errors import invalid
+from server.generation import check, submit, with_bad_words
 from server.openapi import json_body
 from server.protocol import ChatRequest
 from server.reply import Reply, new_id
@@ -33,10 +32,7 @@ def routes(context: ServerContext) -> APIRouter:
         engine = context.accepting()
         params = wanted.sampling()
         names = _names(wanted)
-        try:
-            params.check(engine.tokenizer.vocab_size, context.settings.max_logprobs)
-        except ParamError as exc:
-            raise translate(exc, names) from None
+        check(context, engine, params, names)
         context.check_choices(1, params.n)
         plan = context.ways.plan(wanted)
         variables = wanted.template_variables | ({"tools": plan.tools} if plan.tools else {})

@@ -7,13 +7,11 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.params import ParamError
 from engine.request import Request as EngineRequest
 from server.answer_grammar import answer_grammar
 from server.body import read
 from server.context import ServerContext
-from server.errors import translate
-from server.generation import submit, with_bad_words
+from server.generation import check, submit, with_bad_words
 from server.openapi import json_body
 from server.protocol import CompletionRequest
 from server.reply import Reply, new_id
@@ -32,10 +30,7 @@ def routes(context: ServerContext) -> APIRouter:
         model = context.check_model(wanted.model)
         engine = context.accepting()
         params = wanted.sampling()
-        try:
-            params.check(engine.tokenizer.vocab_size, context.settings.max_logprobs)
-        except ParamError as exc:
-            raise translate(exc) from None
+        check(context, engine, params, {})
         context.check_choices(len(wanted.prompt), params.n)
         keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
         special = wanted.add_special_tokens is not False

@@ -137,6 +137,16 @@ async def with_bad_words(
     return replace(params, bad_words=spelt)
 
 
+def check(
+    context: ServerContext, engine: AsyncEngine, params: SamplingParams, rename: dict[str, str]
+) -> None:
+    """Refuse parameters that the engine would not take; ApiError speaks the names of `rename`."""
+    try:
+        params.check(engine.tokenizer.vocab_size, context.settings.max_logprobs)
+    except ParamError as exc:
+        raise translate(exc, rename) from None
+
+
 def submit(
     context: ServerContext, engine: AsyncEngine, requests: Sequence[Request], rename: dict[str, str]
 ) -> Generation:

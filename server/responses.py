@@ -7,12 +7,10 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.params import ParamError
 from engine.request import Request as EngineRequest
 from server.body import read
 from server.context import ServerContext
-from server.errors import translate
-from server.generation import submit, with_bad_words
+from server.generation import check, submit, with_bad_words
 from server.openapi import json_body
 from server.responses_protocol import ResponsesRequest
 from server.responses_reply import ResponsesReply
@@ -36,10 +34,7 @@ def routes(context: ServerContext) -> APIRouter:
         model = context.check_model(wanted.model)
         engine = context.accepting()
         params = wanted.sampling()
-        try:
-            params.check(engine.tokenizer.vocab_size, context.settings.max_logprobs)
-        except ParamError as exc:
-            raise translate(exc, _NAMES) from None
+        check(context, engine, params, _NAMES)
         keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
         prompt = await context.off_loop(context.encoder.render, wanted.turns, {}, keep, "input")
         params = await with_bad_words(context, wanted, params)

@@ -7,13 +7,14 @@ import math
 from typing import Any
 
 import torch
+from torch import library
 
 from tests.engine.cuda.fake_stream import FakeStream
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # the last two for exact tests only
 
 
-@torch.library.custom_op("dspark_test::paged_attention", mutates_args=())
+@library.custom_op("dspark_test::paged_attention", mutates_args=())
 def paged_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
