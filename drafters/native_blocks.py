@@ -17,7 +17,7 @@ from drafters.stored_tensors import differs
 from drafters.target_tensors import TargetTensors
 from engine.native.draft import NativeDraftModel, SequentialHead, Slot, Span
 from engine.native.rows import KINDS
-from engine.native.weights import Rows, Weights, as_bf16, as_q8
+from engine.native.weights import Rows, Weights, as_bf16, in_blocks
 from engine.native_executor import NativeExecutor
 
 _HEADS = {"none": "none", "vanilla": "markov", "gated": "gated", "rnn": "rnn"}
@@ -27,8 +27,9 @@ class NativeDraftBlocks:
     """Loads a checkpoint beside a target. Raises NativeError, FileNotFoundError or ValueError.
 
     `head` [V, d] are the target's rows, needed where the checkpoint restricts the vocabulary. `small` keeps
-    the matrices in Q8_0 instead of bf16. `borrowed` reads the target's embedding and head, which those in a
-    checkpoint are compared with; without it a checkpoint's own are passed over.
+    the matrices in Q4_1 instead of bf16, a restricted head among them. `borrowed` reads the target's
+    embedding and head, which those in a checkpoint are compared with; without it a checkpoint's own are
+    passed over.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class NativeDraftBlocks:
         config, tensors = load_tensors(folder)
         self.config = config
         d2t = tensors.pop("d2t", None)
-        shrink = as_q8 if small else _as_they_are
+        shrink = _small if small else _as_they_are
         weights = shrink(as_bf16((name, value) for name, value in tensors.items() if name not in ALIASED))
         ids = None if d2t is None else d2t.numpy().astype(np.int32)
         own_head = None if borrowed is None else _own_head(tensors, borrowed, d2t, shrink)
         if own_head is None and ids is not None:
-            own_head = Rows(head.format, np.ascontiguousarray(head.data[ids]), head.cols)
+            restricted = Rows(head.format, np.ascontiguousarray(head.data[ids]), head.cols)
+            own_head = _only(shrink({"lm_head.weight": restricted}))
         self.d2t = d2t
         self.model = NativeDraftModel(
             target.model,
@@ -131,6 +133,16 @@ def _as_they_are(weights: Weights) -> Weights:
     return weights
 
 
+def _small(weights: Weights) -> Weights:
+    return in_blocks(weights, "Q4_1")
+
+
+def _only(weights: Weights) -> Rows:
+    (rows,) = weights.values()
+    assert isinstance(rows, Rows)
+    return rows
+
+
 def _own_head(
     tensors: Mapping[str, torch.Tensor],
     borrowed: Callable[[], TargetTensors],
@@ -149,9 +161,7 @@ def _own_head(
         raise ValueError("the draft model has an embedding of its own, which only --executor torch supports")
     if head is None or not differs(head, target.head if d2t is None else target.head[d2t]):
         return None
-    (rows,) = shrink(as_bf16([("lm_head.weight", head)])).values()
-    assert isinstance(rows, Rows)
-    return rows
+    return _only(shrink(as_bf16([("lm_head.weight", head)])))
 
 
 def _sequential_head(
@@ -164,9 +174,7 @@ def _sequential_head(
         value = tensors.get(name)
         if value is None:
             return None
-        (entry,) = shrink(as_bf16([("x", value)])).values()
-        assert isinstance(entry, Rows)
-        return entry
+        return _only(shrink(as_bf16([("x", value)])))
 
     def vector(name: str) -> np.ndarray | None:
         value = tensors.get(name)

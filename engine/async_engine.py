@@ -15,6 +15,7 @@ from typing import Any, Literal
 from engine.batch import StepResult, VerificationBatch
 from engine.loop import Delta, EngineLoop
 from engine.outputs import EngineGauges, OutputDelta, RequestStats, Usage
+from engine.queue_pace import QueuePace
 from engine.request import ActiveRequest, Request
 from engine.tokenizer import Tokenizer
 from engine.worker import Worker
@@ -25,6 +26,8 @@ log = logging.getLogger("dspark.engine")
 _FATAL_FAILURES = 5
 #: seconds that the step in flight gets to end when everything has been aborted
 _LAST_STEP = 10.0
+#: steps that a sequence is taken to hold its seat for, until it has been seen
+_STEPS_SEATED = 64
 
 
 class QueueFull(RuntimeError):
@@ -111,7 +114,8 @@ class RequestStream:
 class AsyncEngine:
     """Runs an EngineLoop on the event loop and its Worker on one thread, one step in flight at a time.
 
-    `max_queued` bounds the sequences that wait for a seat; `info` is what `/version` tells about the engine.
+    `max_queued` bounds the sequences that wait for a seat, `max_wait` the seconds that a newcomer would have
+    to (0: no bound); `info` is what `/version` tells about the engine.
     """
 
     def __init__(
@@ -121,12 +125,14 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         *,
         max_queued: int = 512,
+        max_wait: float = 0.0,
         info: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.info: Mapping[str, Any] = info or {}
         self.state: Literal["starting", "running", "draining", "dead"] = "starting"
         self.max_queued = max_queued
+        self.max_wait = max_wait
         self._loop = loop
         self._worker = worker
         self._streams: dict[str, RequestStream] = {}
@@ -137,6 +143,7 @@ class AsyncEngine:
         self._task: asyncio.Task[None] | None = None
         self._step_begun: float | None = None
         self._step_time = 0.05  # running mean, seconds
+        self._pace = QueuePace()
 
     @property
     def max_model_len(self) -> int:
@@ -179,8 +186,8 @@ class AsyncEngine:
 
     # ---- requests
 
-    def submit(self, request: Request) -> RequestStream:
-        """Accept a request; nothing accepted is lost.
+    def submit(self, request: Request, *, patient: bool = False) -> RequestStream:
+        """Accept a request; nothing accepted is lost. A `patient` one may wait longer than `max_wait`.
 
         Raises ParamError (it can never run), QueueFull, Draining or EngineDead.
         """
@@ -188,19 +195,24 @@ class AsyncEngine:
             raise EngineDead("the engine has failed; see the server's log")
         if self.state != "running":
             raise Draining("the server is shutting down" if self.state == "draining" else "still starting")
-        waiting = len(self._loop.waiting)
-        if waiting + request.params.n > self.max_queued:
-            self._loop.intake.check(request)  # a request that can never run is told so, full or not
-            rounds = waiting / max(1, self._loop.limits.max_sequences)
-            raise QueueFull(
-                f"{waiting} sequences are waiting already", max(1.0, round(rounds * self._step_time * 64))
-            )
+        self._check_queue(request, patient)
         active = self._loop.add(request)
         stream = RequestStream(self, active)
         self._streams[request.request_id] = stream
         self._idle.clear()
         self._wake.set()
         return stream
+
+    def _check_queue(self, request: Request, patient: bool) -> None:
+        """Raises QueueFull: better told at once than served too late."""
+        waiting = len(self._loop.waiting)
+        wait = self._pace.wait(waiting, _STEPS_SEATED * self._step_time / self._loop.limits.max_sequences)
+        full = waiting + request.params.n > self.max_queued
+        if not full and (patient or not 0 < self.max_wait < wait):
+            return
+        self._loop.intake.check(request)  # a request that can never run is told so, full or not
+        retry_after = max(1.0, wait - (0.0 if full else self.max_wait))
+        raise QueueFull(f"{waiting} sequences are waiting, for about {wait:.0f} s", retry_after)
 
     def abort(self, request_id: str) -> None:
         """End a request, now or with the step in flight."""
@@ -216,7 +228,7 @@ class AsyncEngine:
         executor = asyncio.get_running_loop()
         try:
             while True:
-                batch = self._loop.begin()
+                batch = self._begin()
                 if batch is None:
                     self._send(unsent + self._loop.drain_aborted())
                     unsent = []
@@ -247,6 +259,13 @@ class AsyncEngine:
             self.state = "dead"
             self._send(unsent)
             self._end_all(f"the engine failed: {error}")
+
+    def _begin(self) -> VerificationBatch | None:
+        waited = len(self._loop.waiting)
+        batch = self._loop.begin()
+        waiting = len(self._loop.waiting)
+        self._pace.admitted(waited - waiting, waiting, time.monotonic())
+        return batch
 
     @staticmethod
     async def _outcome(step: asyncio.Future[StepResult]) -> StepResult | Exception:

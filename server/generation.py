@@ -154,7 +154,8 @@ def submit(
     streams: list[RequestStream] = []
     try:
         for request in requests:
-            streams.append(engine.submit(request))
+            # The first speaks for all: they wait for each other too, which is no reason to refuse them.
+            streams.append(engine.submit(request, patient=bool(streams)))
     except Exception as exc:
         for stream in streams:
             stream.abort()

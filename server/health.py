@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -37,7 +38,7 @@ def routes(context: ServerContext) -> APIRouter:
         """Prometheus exposition."""
         if context.engine is not None:
             context.metrics.gauges(context.engine.gauges())
-            context.metrics.step_age(context.engine.step_age())
+            context.metrics.now(context.engine.step_age(), len(asyncio.all_tasks()))
         content, content_type = context.metrics.exposition(http.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": content_type})
 

@@ -30,6 +30,7 @@ _GAUGES = {
     "kv_pages_cached": "KV pages that hold a reusable prefix and no live sequence",
     "kv_pages_total": "KV pages",
     "step_age_seconds": "Seconds that the step in flight has been running; 0 if none is",
+    "asyncio_tasks": "Tasks on the event loop; when idle, as many as after the start",
 }
 _COUNTERS = {
     "prompt_tokens": "Prompt tokens of finished requests",
@@ -101,8 +102,10 @@ class Metrics:
     def cancelled(self) -> None:
         self._counters["cancelled_requests"].inc()
 
-    def step_age(self, seconds: float) -> None:
-        self._gauges["step_age_seconds"].set(seconds)
+    def now(self, step_age: float, tasks: int) -> None:
+        """What only means something at the moment that somebody looks."""
+        self._gauges["step_age_seconds"].set(step_age)
+        self._gauges["asyncio_tasks"].set(tasks)
 
     # EngineObserver
 

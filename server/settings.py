@@ -212,6 +212,13 @@ class Settings(BaseModel):
     max_num_queued_reqs: int = option(
         256, "Overload and shutdown", "most choices that may wait; more get 503", metavar="N", ge=1
     )
+    max_queue_wait: float = option(
+        0.0,
+        "Overload and shutdown",
+        "seconds that a newcomer may have to wait, as far as one can tell; else 503 at once; 0 is no limit",
+        metavar="S",
+        ge=0,
+    )
     key_rate_limit: float = option(
         0.0,
         "Overload and shutdown",

@@ -76,6 +76,7 @@ def build_engine(settings: Settings, observer: EngineObserver, progress: Progres
         parts.worker,
         parts.tokenizer,
         max_queued=settings.max_num_queued_reqs,
+        max_wait=settings.max_queue_wait,
         info=parts.info,
     )
 

@@ -64,18 +64,20 @@ def as_bf16(tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
     return weights
 
 
-def as_q8(weights: Weights) -> Weights:
-    """The same with matrices in Q8_0 blocks, half of bf16's bytes, where their rows are whole blocks."""
+def in_blocks(weights: Weights, format: str) -> Weights:
+    """The same with matrices in blocks of `format`, where their rows are whole blocks of 32."""
+    return {
+        name: _recoded(entry, format) if isinstance(entry, Rows) and entry.cols % 32 == 0 else entry
+        for name, entry in weights.items()
+    }
+
+
+def _recoded(rows: Rows, format: str) -> Rows:
     import gguf
 
-    out: Weights = {}
-    for name, entry in weights.items():
-        if isinstance(entry, Rows) and entry.format == "BF16" and entry.cols % 32 == 0:
-            bits = torch.from_numpy(np.ascontiguousarray(entry.data).view(np.int16).reshape(entry.count, -1))
-            values = bits.view(torch.bfloat16).float().numpy()
-            entry = Rows("Q8_0", gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0), entry.cols)
-        out[name] = entry
-    return out
+    kinds = gguf.GGMLQuantizationType
+    values = gguf.dequantize(np.ascontiguousarray(rows.data), kinds[rows.format])
+    return Rows(format, gguf.quantize(values, kinds[format]), rows.cols)
 
 
 def _short(name: str) -> str:

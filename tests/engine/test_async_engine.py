@@ -65,19 +65,25 @@ class Gate:
 class Serving:
     """An AsyncEngine, and what a test wants to see of its inside."""
 
-    def __init__(self, max_queued: int = 64, **options: Any) -> None:
+    def __init__(self, max_queued: int = 64, max_wait: float = 0.0, **options: Any) -> None:
         self.inside = Engine(tiny(), wrap=Gate, **options)
         self.gate: Gate = self.inside.executor
         self.loop = self.inside.loop
         self.engine = AsyncEngine(
-            self.loop, self.inside.worker, object(), max_queued=max_queued, info={"name": "tiny"}
+            self.loop,
+            self.inside.worker,
+            object(),
+            max_queued=max_queued,
+            max_wait=max_wait,
+            info={"name": "tiny"},
         )
         self._names = 0
 
-    def submit(self, prompt: list[int] = PROMPT, **params: Any) -> RequestStream:
+    def submit(self, prompt: list[int] = PROMPT, *, patient: bool = False, **params: Any) -> RequestStream:
         self._names += 1
         settings = {"max_tokens": 12, "ignore_eos": True, "seed": 1, **params}
-        return self.engine.submit(Request(f"r{self._names}", list(prompt), SamplingParams(**settings)))
+        request = Request(f"r{self._names}", list(prompt), SamplingParams(**settings))
+        return self.engine.submit(request, patient=patient)
 
 
 @asynccontextmanager
@@ -302,6 +308,26 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back():
         texts = await within(asyncio.gather(*map(read, [running, *queued])))
         assert texts == [expected(seed=seed) for seed in (1, 2, 3, 4)]
         assert await within(read(served.submit())) == expected()
+
+
+async def test_who_would_wait_too_long_is_told_at_once():
+    async with serving(max_sequences=1, max_wait=5.0) as served:
+        served.engine._pace.admitted(0, 1, 0.0)
+        served.engine._pace.admitted(1, 0, 3.0)  # three seconds a seat
+        served.gate.close()
+        running = served.submit()
+        await served.gate.begun()
+        queued = [served.submit(seed=2), served.submit(seed=3)]  # the second would wait for three
+        with pytest.raises(QueueFull) as caught:
+            served.submit(seed=4)
+        assert caught.value.retry_after == pytest.approx(1.0)  # six seconds, less five
+        queued.append(served.submit(seed=4, patient=True))
+        with pytest.raises(ParamError):
+            served.submit(temperature=-1.0)
+        served.gate.open()
+        texts = await within(asyncio.gather(*map(read, [running, *queued])))
+        assert texts == [expected(seed=seed) for seed in (1, 2, 3, 4)]
+        assert served.engine._pace.wait(1, 0.0) < 3.0  # learnt from the seats that came free since
 
 
 async def test_a_request_that_can_never_run_is_refused_at_the_door():

@@ -218,7 +218,7 @@ class FakeEngine:
             stream.abort()
         await asyncio.sleep(0.01)
 
-    def submit(self, request: Request) -> FakeStream:
+    def submit(self, request: Request, *, patient: bool = False) -> FakeStream:
         if self.state == "dead":
             raise EngineDead("dead")
         if self.state != "running":
