@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench gpu-train gpu-check test-tools env env-dev lock clean distclean
+.PHONY: help serve test test-all lint format bench gpu-train gpu-check test-tools env env-dev env-all lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -21,7 +21,7 @@ serve: env ## Serve the default model on http://127.0.0.1:8000 (flags in ARGS)
 test: env-dev ## Run all tests (pytest's flags in ARGS)
 	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile $(ARGS)
 
-test-all: env-dev ## Run the long tests too, those that take minutes each
+test-all: env-all ## Run the long tests too, those that take minutes each
 	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile -m "" $(ARGS)
 
 lint: env-dev ## Check style and types: ruff, mypy
@@ -50,6 +50,9 @@ env: ## Make the environment for serving
 
 env-dev: ## Make the environment for serving, testing and linting
 	@deploy/make_env.sh dev
+
+env-all: ## Make the environment for the tests of deployment too
+	@deploy/make_env.sh all
 
 lock: ## Write requirements/lock.txt anew after a change to pyproject.toml
 	$(BIN)/pip install -q -e '.[test,dev]'

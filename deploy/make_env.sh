@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes the Python environment in which `make serve` and `make test` run (the Docker image makes its own).
 #
-#   deploy/make_env.sh [runtime|dev]
+#   deploy/make_env.sh [runtime|dev|all]
 #     runtime  what serving needs, and the project itself, editable (the default)
 #     dev      the same, and what testing and linting need
+#     all      the same, and what tests of deployment drive: Ray, a browser, checkers of manifests
 #
 # Read from the environment:
 #   VENV     where to make it (default: .venv)
@@ -22,24 +23,25 @@ venv=${VENV:-.venv}
 torch=${TORCH:-default}
 cpu_index=https://download.pytorch.org/whl/cpu
 lock=requirements/lock.txt
+tools=requirements/tools.txt
 stamp=$venv/.stamp
 making=$venv/.making
 
 say() { printf 'env: %3d s: %s\n' "$SECONDS" "$*"; }
 die() { printf 'env: %s\n' "$*" >&2; exit 1; }
 
-case $level in runtime | dev) ;; *) die "'$level' is none of runtime, dev" ;; esac
+case $level in runtime | dev | all) ;; *) die "'$level' is none of runtime, dev, all" ;; esac
 case $torch in default | cpu | cuda) ;; *) die "TORCH=$torch is none of default, cpu, cuda" ;; esac
 
 # The directory is part of the key: an environment that was copied along with its clone is not usable.
-key=$({ pwd; echo "$torch"; cat pyproject.toml "$lock"; } | cksum)
+key=$({ pwd; echo "$torch"; cat pyproject.toml "$lock" "$tools"; } | cksum)
 
 finished() {
   local had_level had_key
   { read -r had_level && read -r had_key; } 2>/dev/null <"$stamp" || return 1
   [ "$had_key" = "$key" ] || return 1
   case $had_level:$level in
-    "$level:$level" | dev:runtime) return 0 ;;
+    "$level:$level" | dev:runtime | all:*) return 0 ;;
     *) return 1 ;;
   esac
 }
@@ -173,7 +175,7 @@ print(*[d.version for d in metadata.distributions(name="torch")])')
 load_once() {
   local modules='torch, gguf, fastapi, uvicorn, httpx, prometheus_client'
   modules="$modules, transformers.models.auto.tokenization_auto"
-  if [ "$level" = dev ]; then
+  if [ "$level" != runtime ]; then
     modules="$modules, pytest, hypothesis, openai, scipy.stats, transformers.models.llama.modeling_llama"
   fi
   "$venv/bin/python" -c "import $modules" || die "the packages were installed but do not load"
@@ -202,7 +204,7 @@ if ! healthy; then
 fi
 
 extras=
-if [ "$level" = dev ]; then extras="test dev"; fi
+if [ "$level" != runtime ]; then extras="test dev"; fi
 # shellcheck disable=SC2086  # one word an extra
 requirements $extras >"$venv/requirements.txt"
 wanted=$(sed -n 's/^torch==//p' "$venv/requirements.txt")
@@ -211,6 +213,11 @@ install_torch "$wanted"
 
 say "installing the other packages at the versions of $lock"
 pip_install -r "$venv/requirements.txt" -c "$lock"
+
+if [ "$level" = all ]; then
+  say "installing the tools of $tools"
+  pip_install -r "$tools" -c "$lock"
+fi
 
 say "installing the project"
 pip_install --no-deps --no-build-isolation -e .

@@ -34,7 +34,8 @@ GROWTH = 0.03
 def main() -> int:
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = serve_command(Configuration("soak"), ("--num-pages", str(options.pages)))
+        flags = ("--max-model-len", "1024", "--num-pages", str(options.pages))
+        command = serve_command(Configuration("soak", flags=flags), ())
         with running(command, Path(folder) / "serve.log") as url:
             result = asyncio.run(_soak(url, options))
     print(json.dumps({key: value for key, value in result.items() if key != "idle"}, indent=1))
@@ -51,9 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--users", type=int, default=10)
-    parser.add_argument(
-        "--pages", type=int, default=600, help="few enough that some lose theirs (default: 600)"
-    )
+    parser.add_argument("--pages", type=int, default=72, help="so few that some lose theirs (default: 72)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--png", metavar="FILE", help="draw memory, files and tasks over time")
