@@ -81,7 +81,8 @@ def _bound_calls(calls: Calls, special: Mapping[str, int]) -> list[str]:
     """Rules for nothing but calls."""
     form, mark = calls.form, _mark(calls.form.opening, special)
     once = f"{mark}? marked" if form.bare else f"{mark} marked"
-    several = f'{once} ("\\n" {once})*' if calls.parallel and _apart(form) else once
+    between = "" if form.inner else '"\\n" '
+    several = f"{once} ({between}{once})*" if calls.parallel and _apart(form) else once
     return [f"calls: {several}", *_marked(calls, special)]
 
 
@@ -108,16 +109,26 @@ def _marked(calls: Calls, special: Mapping[str, int]) -> list[str]:
         body = f'"[" call{more} "]"'
     elif form.separator:
         body = f'call ("{form.separator} " call)*' if calls.parallel else "call"
+    elif form.inner:
+        body = "call"
     else:
         body = f'"\\n" call "\\n" {_mark(form.closing, special)}'
     rules = [f"marked: {body}", "call: " + " | ".join(f"call_{i}" for i in range(len(calls.functions)))]
     for i, function in enumerate(calls.functions):
-        head = literal(f'{{"name": {json.dumps(function.name)}, "{form.arguments}": ')
+        head, tail = _around(function, form, special)
         rules += [
-            f'call_{i}: {head} arguments_{i} "}}"',
+            f"call_{i}: {head} arguments_{i} {tail}",
             f"arguments_{i}: {json_rule(function.schema_of_arguments, lenient=not function.strict)}",
         ]
     return rules
+
+
+def _around(function: Function, form: ToolFormat, special: Mapping[str, int]) -> tuple[str, str]:
+    """What comes before a call's arguments, and what behind them."""
+    if not form.inner:
+        return literal(f'{{"name": {json.dumps(function.name)}, "{form.arguments}": '), '"}"'
+    own_id = f"({_mark(form.id_mark, special)} /[a-zA-Z0-9]{{9}}/)? " if form.id_mark in special else ""
+    return f"{literal(function.name)} {own_id}{_mark(form.inner, special)}", ""
 
 
 def _mark(mark: str, special: Mapping[str, int]) -> str:

@@ -8,15 +8,13 @@ from typing import Any
 
 from engine.tokenizer import Tokenizer
 from server.answer_grammar import Calls, GrammarSource, Thoughts, answer_grammar
-from server.chat_answer import ChatAnswer
 from server.errors import invalid
-from server.protocol import ChatRequest
 from server.settings import Settings
-from server.structured import Form, form_of
+from server.structured import Form
 from server.text_splitter import THINK, THOUGHT, TextSplitter
 from server.tool_formats import FORMATS, HERMES, ToolFormat, recognise
 from server.tool_prompt import with_tools_as_text
-from server.tools import NamedTool, Tool
+from server.tools import ToolUse
 
 _TAIL = 16  # tokens of a prompt that show whether it has opened the model's thoughts
 
@@ -49,27 +47,23 @@ class AnswerWays:
         special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
         return cls(calls, native, thinks, special)
 
-    def plan(self, wanted: ChatRequest) -> AnswerPlan:
+    def plan(self, turns: Sequence[dict[str, Any]], use: ToolUse, form: Form | None) -> AnswerPlan:
         """Raises ApiError for tools that cannot be called as asked."""
-        calls = self._calls(wanted)
-        turns = [message.for_template() for message in wanted.messages]
-        shown = [] if calls is None else [_shown(tool) for tool in wanted.tools or ()]
+        calls = self._calls(use)
+        shown = [] if calls is None else [each.for_template() for each in use.functions]
         if not self.native and self.calls is not None:
             turns, shown = with_tools_as_text(turns, shown, self.calls), []
-        return AnswerPlan(
-            self, turns, shown, calls, form_of(wanted.response_format, wanted.structured_outputs)
-        )
+        return AnswerPlan(self, turns, shown, calls, form)
 
-    def _calls(self, wanted: ChatRequest) -> Calls | None:
-        tools, choice = wanted.tools or [], wanted.tool_choice
-        if not tools:
-            if choice not in (None, "none", "auto"):
+    def _calls(self, use: ToolUse) -> Calls | None:
+        if not use.functions:
+            if use.choice == "required":
                 raise invalid("tool_choice needs tools.", "tool_choice")
             return None
-        names = [tool.function.name for tool in tools]
+        names = [each.name for each in use.functions]
         if len(set(names)) < len(names):
             raise invalid("Two tools have the same name.", "tools")
-        if choice == "none":
+        if use.choice == "none":
             return None
         if self.calls is None:
             raise invalid(
@@ -77,14 +71,10 @@ class AnswerWays:
                 "tools",
                 "unsupported_parameter",
             )
-        functions = [tool.function for tool in tools]
-        if isinstance(choice, NamedTool):
-            functions = [each for each in functions if each.name == choice.function.name]
-            if not functions:
-                raise invalid(f"There is no tool {choice.function.name!r}.", "tool_choice")
-        named = isinstance(choice, NamedTool)
-        parallel = wanted.parallel_tool_calls is not False and not named
-        return Calls(self.calls, functions, named or choice == "required", parallel)
+        functions = [each for each in use.functions if use.named in (None, each.name)]
+        if not functions:
+            raise invalid(f"There is no tool {use.named!r}.", "tool_choice")
+        return Calls(self.calls, functions, use.choice == "required", use.parallel and use.named is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +98,15 @@ class AnswerPlan:
         """What the answer keeps to."""
         return answer_grammar(self.form, self.calls, thoughts, self.ways.special)
 
-    def answer(self, thoughts: Thoughts | None) -> ChatAnswer:
+    def splitter(self, thoughts: Thoughts | None) -> TextSplitter:
         """For one choice."""
-        if self.calls is None and thoughts is None:
-            return ChatAnswer()
         form = None if self.calls is None else self.calls.form
         names = [] if self.calls is None else [each.name for each in self.calls.functions]
-        begun = thoughts is not None and thoughts.begun
-        return ChatAnswer(TextSplitter(form, names, thoughts is not None, begun), form)
+        return TextSplitter(form, names, thoughts is not None, thoughts is not None and thoughts.begun)
 
     def spoken_ids(self, thoughts: Thoughts | None) -> frozenset[int]:
         """Special tokens that the splitter has to see in the text."""
         marks = [] if thoughts is None else [THINK, THOUGHT]
         if self.calls is not None:
-            marks += [self.calls.form.opening, self.calls.form.closing]
+            marks += self.calls.form.marks
         return frozenset(self.ways.special[mark] for mark in marks if mark in self.ways.special)
-
-
-def _shown(tool: Tool) -> dict[str, Any]:
-    return tool.model_dump(exclude_none=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
-from functools import partial
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.request import Request as EngineRequest
 from server.body import read
+from server.chat_answer import ChatAnswer
 from server.context import ServerContext
+from server.conversation import prepared
 from server.errors import invalid
-from server.generation import check, submit, with_bad_words
+from server.generation import check, submit
 from server.openapi import json_body
 from server.protocol import ChatRequest
 from server.reply import Reply, new_id
@@ -34,25 +32,16 @@ def routes(context: ServerContext) -> APIRouter:
         names = _names(wanted)
         check(context, engine, params, names)
         context.check_choices(1, params.n)
-        plan = context.ways.plan(wanted)
-        variables = wanted.template_variables | ({"tools": plan.tools} if plan.tools else {})
-        keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
-        prompt = await context.off_loop(context.encoder.render, plan.turns, variables, keep)
-        params = await with_bad_words(context, wanted, params)
-        thoughts = plan.thoughts(engine.tokenizer, prompt)
-        grammar = await context.compiled(plan.grammar(thoughts))
-        shape = ChatShape(engine.tokenizer, wanted, prompt, partial(plan.answer, thoughts))
-        request = EngineRequest(
-            request_id=uuid.uuid4().hex,
-            prompt_token_ids=prompt,
-            params=params,
-            cache_salt=wanted.cache_salt or "",
-            speculative_tokens=wanted.num_speculative_tokens,
-            priority=wanted.priority or 0,
-            grammar=grammar,
-            spoken_ids=plan.spoken_ids(thoughts),
+        plan = context.ways.plan(wanted.turns, wanted.tool_use, wanted.form)
+        variables = wanted.template_variables
+        asked = await prepared(context, engine, wanted, params, plan, variables, "messages")
+        shape = ChatShape(
+            engine.tokenizer,
+            wanted,
+            asked.request.prompt_token_ids,
+            lambda: ChatAnswer(asked.splitter(), asked.calls),
         )
-        generation = submit(context, engine, [request], names)
+        generation = submit(context, engine, [asked.request], names)
         return await Reply(context, wanted, shape, generation, new_id(shape, wanted), model).response(http)
 
     return router

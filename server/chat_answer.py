@@ -10,17 +10,15 @@ from server.tool_formats import ToolFormat
 
 
 class ChatAnswer:
-    """Takes the choice's text as it comes. Without a splitter all of it is content."""
+    """Takes the choice's text as it comes. `calls` is the form of its calls, if there can be any."""
 
-    def __init__(self, splitter: TextSplitter | None = None, calls: ToolFormat | None = None) -> None:
+    def __init__(self, splitter: TextSplitter, calls: ToolFormat | None = None) -> None:
         self._splitter = splitter
         self._calls = calls
         self._called = 0
 
     def delta(self, text: str, last: bool = False) -> dict[str, Any]:
         """What `text` adds to the message, perhaps nothing; if it is the `last`, also what was held back."""
-        if self._splitter is None:
-            return {"content": text} if text else {}
         parts = self._splitter.feed(text)
         return self._written(parts + self._splitter.finish() if last else parts)
 

@@ -16,7 +16,6 @@ from server.openapi import json_body
 from server.protocol import CompletionRequest
 from server.reply import Reply, new_id
 from server.shapes import CompletionShape
-from server.structured import form_of
 
 
 def routes(context: ServerContext) -> APIRouter:
@@ -36,8 +35,7 @@ def routes(context: ServerContext) -> APIRouter:
         special = wanted.add_special_tokens is not False
         prompts = await context.off_loop(context.encoder.encode, wanted.prompt, special, keep)
         params = await with_bad_words(context, wanted, params)
-        form = form_of(wanted.response_format, wanted.structured_outputs)
-        grammar = await context.compiled(answer_grammar(form))
+        grammar = await context.compiled(answer_grammar(wanted.form))
         shape = CompletionShape(engine.tokenizer, wanted, prompts, _echoes(context, wanted, prompts))
         requests = [
             EngineRequest(

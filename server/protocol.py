@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from engine.params import SamplingParams
 from server.errors import invalid
-from server.structured import ResponseFormat, StructuredOutputs
-from server.tools import Tool, ToolCall, ToolChoice, check_arguments
+from server.structured import Form, ResponseFormat, StructuredOutputs, form_of
+from server.tools import NamedTool, Tool, ToolCall, ToolChoice, ToolUse
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -193,6 +193,12 @@ class GenerationRequest(Strict):
     structured_outputs: StructuredOutputs | None = None
 
     @property
+    def form(self) -> Form | None:
+        """What the answer must look like; raises ApiError."""
+        schema = None if self.response_format is None else self.response_format.schema_of_answer
+        return form_of(schema, "response_format", self.structured_outputs)
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -244,7 +250,7 @@ class Message(Strict):
     content: Annotated[str, PlainValidator(_content, str | list[dict[str, str]])]
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], AfterValidator(check_arguments)] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -268,8 +274,21 @@ class ChatRequest(GenerationRequest, TemplateOptions):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoice | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation for a chat template."""
+        return [message.for_template() for message in self.messages]
+
+    @property
+    def tool_use(self) -> ToolUse:
+        functions = [tool.function for tool in self.tools or ()]
+        choice, parallel = self.tool_choice or "auto", self.parallel_tool_calls is not False
+        if isinstance(choice, NamedTool):
+            return ToolUse(functions, "required", choice.function.name, parallel)
+        return ToolUse(functions, choice, parallel=parallel)
 
     def sampling(self) -> SamplingParams:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.request import Request as EngineRequest
 from server.body import read
 from server.context import ServerContext
-from server.generation import check, submit, with_bad_words
+from server.conversation import prepared
+from server.errors import invalid
+from server.generation import check, submit
 from server.openapi import json_body
 from server.responses_protocol import ResponsesRequest
 from server.responses_reply import ResponsesReply
@@ -35,18 +34,11 @@ def routes(context: ServerContext) -> APIRouter:
         engine = context.accepting()
         params = wanted.sampling()
         check(context, engine, params, _NAMES)
-        keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
-        prompt = await context.off_loop(context.encoder.render, wanted.turns, {}, keep, "input")
-        params = await with_bad_words(context, wanted, params)
-        request = EngineRequest(
-            request_id=uuid.uuid4().hex,
-            prompt_token_ids=prompt,
-            params=params,
-            cache_salt=wanted.cache_salt or "",
-            speculative_tokens=wanted.num_speculative_tokens,
-            priority=wanted.priority or 0,
-        )
-        generation = submit(context, engine, [request], _NAMES)
-        return await ResponsesReply(context, wanted, params, generation, model).response(http)
+        plan = context.ways.plan(wanted.turns, wanted.tool_use, wanted.form)
+        asked = await prepared(context, engine, wanted, params, plan, {}, "input")
+        if params.logprobs is not None and not asked.plain:
+            raise invalid("Logprobs come with plain text only: without tools and thoughts.", "top_logprobs")
+        generation = submit(context, engine, [asked.request], _NAMES)
+        return await ResponsesReply(context, wanted, asked, generation, model).response(http)
 
     return router

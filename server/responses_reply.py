@@ -1,23 +1,24 @@
-"""A generation as /v1/responses writes it: one message of one text, whole or as typed events."""
+"""A generation as /v1/responses writes it: items of output, whole or as typed events."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
 from engine.outputs import OutputDelta, Usage
-from engine.params import SamplingParams
 from server.context import ServerContext
+from server.conversation import Conversation
 from server.disconnect import ClientGone, gone_response, unless_gone
 from server.errors import ApiError
 from server.generation import Generation
 from server.logprobs import chat_logprobs
 from server.pacing import Pacer, joined
+from server.responses_items import Event, OutputItems, Status
 from server.responses_protocol import ResponsesRequest
 from server.sse import EventStream, dumps
 
@@ -29,19 +30,21 @@ class ResponsesReply:
         self,
         context: ServerContext,
         wanted: ResponsesRequest,
-        params: SamplingParams,
+        asked: Conversation,
         generation: Generation,
         model: str,
     ) -> None:
         self._context = context
         self._wanted = wanted
-        self._params = params
+        self._params = asked.request.params
         self._generation = generation
         self._model = model
         self._tokenizer = context.loaded().tokenizer
         self._created = int(time.time())
         name = wanted.request_id or uuid.uuid4().hex
-        self._id, self._message_id = f"resp_{name}", f"msg_{name}"
+        self._id = f"resp_{name}"
+        self._items = OutputItems(name, asked.splitter(), asked.calls)
+        self._status: Status = "in_progress"
         self._events_sent = 0
 
     async def response(self, http: Request) -> Response:
@@ -55,40 +58,33 @@ class ResponsesReply:
             return gone_response(http.scope)
         finally:
             self._generation.abort()
-        return Response(dumps(self._body(joined(deltas))), media_type="application/json")
+        self._take(joined(deltas))
+        return Response(dumps(self._body()), media_type="application/json")
 
     async def _events(self) -> AsyncIterator[bytes]:
         pacer = Pacer(self._context.settings.stream_interval)
-        pieces: list[OutputDelta] = []
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         async for batch in self._generation.batches():
-            data = b""
-            if not pieces:  # with the first token, so that a failure before it is a plain error
-                data += self._event("response.created", response=self._body(None))
-                data += self._event("response.in_progress", response=self._body(None))
-                item = self._item("in_progress", None)
-                data += self._event("response.output_item.added", output_index=0, item=item)
-                data += self._event("response.content_part.added", **place, part=self._part(None))
+            events: list[Event] = []
+            if not self._events_sent:  # with the first token, so that a failure before it is a plain error
+                events += [(kind, {"response": self._body()}) for kind in ("created", "in_progress")]
             for _, arrived in batch:
-                pieces.append(arrived)
                 delta = pacer.add(0, arrived)
-                if delta is not None and (delta.text or delta.logprobs):
-                    logprobs = self._logprobs(delta)
-                    data += self._event(
-                        "response.output_text.delta", **place, delta=delta.text, logprobs=logprobs
-                    )
-            if data:
-                yield data
-        whole = joined(pieces)
-        body = self._body(whole)
-        data = self._event(
-            "response.output_text.done", **place, text=whole.text, logprobs=self._logprobs(whole)
-        )
-        data += self._event("response.content_part.done", **place, part=self._part(whole))
-        data += self._event("response.output_item.done", output_index=0, item=body["output"][0])
-        yield data + self._event(f"response.{body['status']}", response=body)
+                if delta is not None:
+                    events += self._take(delta)
+            if events:
+                yield b"".join(self._event(f"response.{kind}", fields) for kind, fields in events)
+        yield self._event(f"response.{self._status}", {"response": self._body()})
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def _take(self, delta: OutputDelta) -> list[Event]:
+        """Add to the output, and close it with the last delta."""
+        logprobs = chat_logprobs(self._tokenizer, delta.logprobs)["content"]
+        events = self._items.add(delta.text, logprobs)
+        if delta.finish_reason is not None:
+            self._status = "incomplete" if delta.finish_reason == "length" else "completed"
+            events += self._items.end(self._status)
+        return events
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         content = {"type": kind, "sequence_number": self._events_sent} | fields
         self._events_sent += 1
         return f"event: {kind}\ndata: {dumps(content)}\n\n".encode()
@@ -96,61 +92,36 @@ class ResponsesReply:
     def _failed(self, failure: ApiError) -> bytes:
         """As the documentation has it, and as the official client raises it."""
         told = {"code": failure.code, "message": failure.message, "param": failure.param}
-        return self._event("error", **told, **failure.body())
+        return self._event("error", told | failure.body())
 
-    def _body(self, whole: OutputDelta | None) -> dict[str, Any]:
-        """The response object; `whole` None: it has only begun."""
+    def _body(self) -> dict[str, Any]:
+        """The response object as far as it has come."""
         wanted, params = self._wanted, self._params
-        status = "in_progress" if whole is None else _status(whole)
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        begun = self._status == "in_progress"
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "status": status,
+            "status": self._status,
             "error": None,
-            "incomplete_details": cut,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             "instructions": wanted.instructions,
             "max_output_tokens": wanted.max_output_tokens,
             "model": self._model,
-            "output": [] if whole is None else [self._item(status, whole)],
-            "parallel_tool_calls": True,
+            "output": list(self._items.done),
             "previous_response_id": None,
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
             "top_logprobs": params.logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
-            "usage": None if whole is None else _usage(self._generation.usage()),
+            "usage": None if begun else _usage(self._generation.usage()),
             "metadata": {},
-        }
-
-    def _item(self, status: str, whole: OutputDelta | None) -> dict[str, Any]:
-        return {
-            "id": self._message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [] if whole is None else [self._part(whole)],
-        }
-
-    def _part(self, whole: OutputDelta | None) -> dict[str, Any]:
-        text, logprobs = ("", []) if whole is None else (whole.text, self._logprobs(whole))
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-    def _logprobs(self, delta: OutputDelta) -> Sequence[dict[str, Any]]:
-        entries: Sequence[dict[str, Any]] = chat_logprobs(self._tokenizer, delta.logprobs)["content"]
-        return entries
-
-
-def _status(whole: OutputDelta) -> str:
-    return "incomplete" if whole.finish_reason == "length" else "completed"
+        } | wanted.echoed
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
+    """Tokens of thoughts are among the others: they are not counted apart."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

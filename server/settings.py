@@ -59,7 +59,7 @@ class Settings(BaseModel):
         "Jinja chat template, as a file or as text (default: the tokenizer's)",
         metavar="FILE|TEXT",
     )
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = option(
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args"] = option(
         "auto", "Model", "how the model writes tool calls (default: as its chat template shows)"
     )
     reasoning_parser: Literal["auto", "think", "none"] = option(

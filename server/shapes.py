@@ -128,7 +128,7 @@ class ChatShape:
         tokenizer: Tokenizer,
         wanted: ChatRequest,
         prompt: Sequence[int],
-        answer: Callable[[], ChatAnswer] = ChatAnswer,
+        answer: Callable[[], ChatAnswer],
     ) -> None:
         self._tokenizer = tokenizer
         self._wanted = wanted

@@ -1,4 +1,4 @@
-"""response_format and structured_outputs: what they may hold, and the grammar that comes of them."""
+"""response_format, text.format, structured_outputs: what they may hold, and the grammar that comes of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JsonSchema(_Strict):
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -41,6 +41,35 @@ class ResponseFormat(_Strict):
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError('json_schema goes with type "json_schema", and only with it')
         return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """None for any text."""
+        return _schema_of_answer(self.type, None if self.json_schema is None else self.json_schema.schema_)
+
+
+class TextFormat(_Strict):
+    """The same as /v1/responses has it, with the schema's fields beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _matching(self) -> Self:
+        described = self.model_fields_set & {"name", "description", "schema_", "strict"}
+        if self.type != "json_schema" and described:
+            raise ValueError('name, description, schema and strict go with type "json_schema" only')
+        if self.type == "json_schema" and (self.name is None or self.schema_ is None):
+            raise ValueError('type "json_schema" needs a name and a schema')
+        return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """None for any text."""
+        return _schema_of_answer(self.type, self.schema_)
 
 
 class StructuredOutputs(_Strict):
@@ -70,16 +99,17 @@ class Form:
     grammar: str | None = None
 
 
-def form_of(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Form | None:
-    """None if anything goes. Raises ApiError."""
-    if outputs is not None:
-        if form is not None and form.type != "text":
-            raise invalid("Give response_format or structured_outputs, not both.", "structured_outputs")
-        return _form_of_outputs(outputs)
-    if form is None or form.type == "text":
-        return None
-    schema = form.json_schema.schema_ if form.json_schema is not None else None
-    return Form("response_format", json_rule({"type": "object"} if schema is None else schema))
+def _schema_of_answer(kind: str, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if kind == "text" else schema if schema is not None else {"type": "object"}
+
+
+def form_of(schema: dict[str, Any] | None, param: str, outputs: StructuredOutputs | None) -> Form | None:
+    """None if anything goes. `schema` is what the field `param` asks for. Raises ApiError."""
+    if outputs is None:
+        return None if schema is None else Form(param, json_rule(schema))
+    if schema is not None:
+        raise invalid(f"Give {param} or structured_outputs, not both.", "structured_outputs")
+    return _form_of_outputs(outputs)
 
 
 def _form_of_outputs(outputs: StructuredOutputs) -> Form:

@@ -16,6 +16,7 @@ from server.json_scanner import JsonScanner
 from server.tool_formats import ToolFormat
 
 THINK, THOUGHT = "<think>", "</think>"
+_LONGEST_HEAD = 128  # characters: a name, an id and two marks
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class TextSplitter:
     """For one answer.
 
     `thinks`: thoughts may come first, between <think> and </think>; `thinking`: the prompt has opened them.
-    `tools` may be called in the way of `calls`.
+    `tools` may be called in the way of `calls`. Without any of these everything is said.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class TextSplitter:
         thinking: bool = False,
     ) -> None:
         self._calls, self._tools = calls, tools
+        self._plain = calls is None and not (thinks or thinking)
         self._parts: list[Part] = []
         self._held = ""  # what may become a mark
         self._space = ""  # what is dropped if a mark follows
@@ -48,6 +50,7 @@ class TextSplitter:
         self._begun = False  # whether anything was said
         self._raw = ""  # what looks like a call, until it is known to be one
         self._list = False
+        self._head = ""  # what stands between the mark of a call and its arguments
         self._call = _Call(tools)
         self._state: Callable[[str], None] = self._say
         if thinking:
@@ -57,8 +60,11 @@ class TextSplitter:
 
     def feed(self, text: str) -> list[Part]:
         """The parts that `text` makes certain."""
-        for char in text:
-            self._state(char)
+        if self._plain:
+            self._put("content", text)
+        else:
+            for char in text:
+                self._state(char)
         return self._taken()
 
     def finish(self) -> list[Part]:
@@ -145,7 +151,24 @@ class TextSplitter:
         elif char == "{":
             self._call, self._state = _Call(self._tools), self._in_call
             self._call.feed(char)
+        elif self._calls is not None and self._calls.inner and not self._list:
+            self._head, self._state = char, self._in_head
         else:
+            self._not_a_call()
+
+    def _in_head(self, char: str) -> None:
+        """In a name, and perhaps an id, up to the mark before the arguments."""
+        assert self._calls is not None
+        self._raw += char
+        self._head += char
+        inner, id_mark = self._calls.inner, self._calls.id_mark
+        if self._head.endswith(inner):
+            name, mark, own_id = self._head.removesuffix(inner).partition(id_mark)
+            if name in self._tools and (own_id.isalnum() or not mark):
+                self._call, self._state = _Call(self._tools, name), self._in_call
+            else:
+                self._not_a_call()
+        elif char in " {" or len(self._head) > _LONGEST_HEAD:
             self._not_a_call()
 
     def _in_call(self, char: str) -> None:
@@ -197,10 +220,13 @@ class TextSplitter:
 
 
 class _Call:
-    """One call: its name once that is certain, and its arguments as they come."""
+    """One call: its name once that is certain, and its arguments as they come.
 
-    def __init__(self, tools: Collection[str]) -> None:
-        self._tools = tools
+    `head`: the name, where it has been read before and the arguments stand alone.
+    """
+
+    def __init__(self, tools: Collection[str], head: str | None = None) -> None:
+        self._tools, self._head = tools, head
         self._json = JsonScanner()
         self._name = ""
         self._arguments = ""
@@ -221,6 +247,11 @@ class _Call:
         before = self._json.member
         if not self._json.feed(char):
             return False
+        if self._head is not None:
+            if self.name is not None or char == "{":
+                self.name = self._head
+                self._arguments += char
+            return True
         member = before or self._json.member
         if member in ("arguments", "parameters"):
             if before is None and (char != "{" or self._given):

@@ -39,10 +39,9 @@ def with_tools_as_text(turns: Sequence[Turn], tools: Sequence[Turn], form: ToolF
             told.append(_with_calls_as_text(turn, form))
     if not tools:
         return told
-    example = json.dumps({"name": "function_name", form.arguments: {"argument": "value"}})
     instructions = _INSTRUCTIONS.format(
         tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools),
-        example=form.written([example]),
+        example=form.written([("function_name", '{"argument": "value"}')]),
     )
     if told[0]["role"] == "system":
         return [told[0] | {"content": f"{instructions}\n\n{told[0]['content']}"}, *told[1:]]
@@ -52,10 +51,7 @@ def with_tools_as_text(turns: Sequence[Turn], tools: Sequence[Turn], form: ToolF
 def _with_calls_as_text(turn: Turn, form: ToolFormat) -> Turn:
     if not turn.get("tool_calls"):
         return turn
-    calls = []
-    for call in turn["tool_calls"]:
-        function = call["function"]
-        written = {"name": function["name"], form.arguments: function["arguments"]}
-        calls.append(json.dumps(written, ensure_ascii=False))
+    functions = [call["function"] for call in turn["tool_calls"]]
+    calls = [(each["name"], json.dumps(each["arguments"], ensure_ascii=False)) for each in functions]
     content = "\n".join(filter(None, [turn.get("content"), form.written(calls)]))
     return {key: value for key, value in turn.items() if key != "tool_calls"} | {"content": content}

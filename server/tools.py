@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 
@@ -14,6 +16,7 @@ class _Strict(BaseModel):
 
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+ToolChoice = Literal["none", "auto", "required"]
 
 
 class Function(_Strict):
@@ -29,6 +32,10 @@ class Function(_Strict):
         if self.parameters:
             return {"type": "object"} | self.parameters
         return {"type": "object", "properties": {}, "additionalProperties": False}
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates want it, and OpenAI's chat endpoint."""
+        return {"type": "function", "function": self.model_dump(exclude_none=True)}
 
 
 class Tool(_Strict):
@@ -49,14 +56,39 @@ class NamedTool(_Strict):
     function: _NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class FlatNamedTool(_Strict):
+    """The same as /v1/responses has it."""
+
+    type: Literal["function"]
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What may be called and how: `named` is the function that must be, `parallel` allows several calls."""
+
+    functions: Sequence[Function]
+    choice: ToolChoice = "auto"
+    named: str | None = None
+    parallel: bool = True
+
+
+def _json_object(text: str) -> str:
+    """Refuse arguments that no template could write."""
+    try:
+        ok = isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        ok = False
+    if not ok:
+        raise PydanticCustomError("tool_arguments", "Arguments should be a JSON object as text")
+    return text
 
 
 class CalledFunction(_Strict):
     """`arguments` is a JSON object as text."""
 
     name: str
-    arguments: str
+    arguments: Annotated[str, AfterValidator(_json_object)]
 
 
 class ToolCall(_Strict):
@@ -70,17 +102,3 @@ class ToolCall(_Strict):
         """As chat templates want it: with arguments that are no text any more."""
         function = {"name": self.function.name, "arguments": json.loads(self.function.arguments or "{}")}
         return {"id": self.id, "type": self.type, "function": function}
-
-
-def check_arguments(calls: list[ToolCall]) -> list[ToolCall]:
-    """Refuse arguments that no template could write; for use as a validator."""
-    for place, call in enumerate(calls):
-        try:
-            ok = isinstance(json.loads(call.function.arguments or "{}"), dict)
-        except (ValueError, RecursionError):
-            ok = False
-        if not ok:
-            raise PydanticCustomError(
-                "tool_arguments", f"Call {place}: arguments should be a JSON object as text"
-            )
-    return calls

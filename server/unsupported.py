@@ -73,8 +73,8 @@ def refuse_unsupported(body: dict[str, Any], model: type[BaseModel]) -> tuple[di
 
     Raises ApiError for what may not be left out.
     """
-    if body.get("tool_choice") == "none":
-        body = {name: value for name, value in body.items() if name not in ("tools", "tool_choice")}
+    if body.get("tool_choice") == "none" and "tools" not in model.model_fields:
+        body = {name: value for name, value in body.items() if name != "tools"}
     known, unknown = {}, []
     for name, value in body.items():
         if name in model.model_fields:

@@ -14,10 +14,10 @@ from server.answer_grammar import Calls, Thoughts, answer_grammar
 from server.chat_answer import ChatAnswer
 from server.structured import Form, json_rule
 from server.text_splitter import TextSplitter
-from server.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
+from server.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat
 from server.tools import Function
 
-MARKS = ["<|python_tag|>", "[TOOL_CALLS]", "<end>"]
+MARKS = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<end>"]
 WORDS = [
     *(bytes([byte]) for byte in range(32, 127)),
     *(
@@ -85,7 +85,7 @@ def takes(state: GrammarState, text: str) -> bool:
 
 
 def written(form: ToolFormat, *calls: tuple[str, dict[str, Any]]) -> str:
-    return form.written([json.dumps({"name": name, form.arguments: arguments}) for name, arguments in calls])
+    return form.written([(name, json.dumps(arguments)) for name, arguments in calls])
 
 
 each_form = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS.keys())
@@ -124,7 +124,7 @@ def test_text_or_calls(form: ToolFormat) -> None:
         written(form, A, N),
     ):
         assert takes(begin(None, calls), text), text
-    assert not takes(begin(None, calls), form.written(['{"name": "sub", "arguments": {}}']))
+    assert not takes(begin(None, calls), written(form, ("sub", {})))
     assert not takes(begin(None, calls), written(form, ("add", {"a": 1})))
 
 
@@ -139,6 +139,16 @@ def test_text_around_calls() -> None:
     calls = Calls(LLAMA3, [ADD])
     assert takes(begin(None, calls), "<|python_tag|>" + written(LLAMA3, A))
     assert not takes(begin(None, calls), '{"a": 1}')
+
+
+def test_a_name_before_its_arguments() -> None:
+    calls = Calls(MISTRAL_ARGS, [ADD, NOW])
+    assert takes(begin(None, calls), 'So: [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}')
+    assert takes(begin(None, calls), "[TOOL_CALLS]now[CALL_ID]aB3456789[ARGS]{}")
+    assert not takes(begin(None, calls), "[TOOL_CALLS]now[CALL_ID]aB345678[ARGS]{}")
+    assert not takes(begin(None, calls), "[TOOL_CALLS]now{}")
+    assert not takes(begin(None, calls), '[TOOL_CALLS][{"name": "now", "arguments": {}}]')
+    assert not takes(begin(None, Calls(MISTRAL, [ADD, NOW])), "[TOOL_CALLS]now[ARGS]{}")
 
 
 def test_a_form_or_calls() -> None:
@@ -202,7 +212,7 @@ def test_every_walk_is_understood(form: ToolFormat, required: bool) -> None:
             tempting = [
                 i
                 for i in legal
-                if WORDS[i] in (b"<tool_call>", b"{") or WORDS[i].decode("latin1") in MARKS[:2]
+                if WORDS[i] in (b"<tool_call>", b"{") or WORDS[i].decode("latin1") in MARKS[:4]
             ]
             token = rng.choice(
                 tempting if tempting and rng.random() < 0.3 else [i for i in legal if i != END]

@@ -159,4 +159,4 @@ def test_langchain(served: Served) -> None:
     newer = langchain.ChatOpenAI(
         model=MODEL, base_url=f"{served.url}/v1", api_key="k", max_retries=0, use_responses_api=True
     )
-    assert newer.invoke("hi").text == ANSWER
+    assert newer.invoke("hi").text == "".join(chunk.text for chunk in newer.stream("hi")) == ANSWER

@@ -155,6 +155,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 4},
     "prompt_logprobs": {"prompt_logprobs": 1},
     "n": {"n": 3},
+    "structured_outputs": {"structured_outputs": {"regex": "[ab .]{50}"}},
 }
 
 
@@ -162,8 +163,10 @@ FIELDS: dict[str, dict[str, Any]] = {
 def test_each_field_says_the_same_with_drafts_and_without(drafting: Served, plain: Served, name: str) -> None:
     body = {"prompt": PROMPT, "seed": 11, "max_tokens": 40, "return_token_ids": True, "ignore_eos": True}
     replies = [whole(served, body | FIELDS[name]) for served in (drafting, plain)]
-    one, other = ([choice["token_ids"] for choice in reply["choices"]] for reply in replies)
-    assert one == other
+    one, other = (reply["choices"] for reply in replies)
+    for choice, undrafted in zip(one, other, strict=True):
+        for each in ("token_ids", "text", "finish_reason", "stop_reason"):
+            assert choice[each] == undrafted[each]
     assert replies[0]["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] > 0
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.text_splitter import Part, TextSplitter
-from server.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
+from server.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat, recognise
 
 TOOLS = {"weather", "add"}
 WEATHER = '{"name": "weather", "arguments": {"city": "Köln \\"}\\" 👍", "days": [1, 2.5e3, null]}}'
@@ -146,6 +146,49 @@ def test_mistral(text: str, parts: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"[TOOL_CALLS]weather[ARGS]{arguments(WEATHER)}", called(WEATHER)),
+        (
+            f"[TOOL_CALLS]weather[ARGS]{arguments(WEATHER)}[TOOL_CALLS] add[ARGS] {arguments(ADD)}\nSo",
+            [*called(WEATHER, ADD), ("content", "So")],
+        ),
+        (
+            f"Well. [TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{arguments(ADD)}",
+            [("content", "Well."), *called(ADD)],
+        ),
+        (f"[TOOL_CALLS][{WEATHER}, {ADD}]", called(WEATHER, ADD)),  # as before, whatever the template says
+        ('[TOOL_CALLS]add[ARGS]{"a": 1', [("call", "add"), ("arguments", '{"a": 1')]),
+        *(
+            (text, [("content", text)])
+            for text in (
+                "[TOOL_CALLS]add",
+                "[TOOL_CALLS]add[ARGS]",
+                "[TOOL_CALLS]add[ARGS][1]",
+                "[TOOL_CALLS]other[ARGS]{}",
+                "[TOOL_CALLS]add[CALL_ID][ARGS]{}",
+                "[TOOL_CALLS]add{}",
+                "[TOOL_CALLS]adding up [ARGS]{}",
+                "[TOOL_CALLS][add[ARGS]{}",
+                "[TOOL_CALLS]" + "x" * 500,
+                "add[ARGS]{}",
+            )
+        ),
+    ],
+)
+def test_mistral_with_the_name_before_the_arguments(text: str, parts: list[tuple[str, str]]) -> None:
+    assert split([text], MISTRAL_ARGS) == split(list(text), MISTRAL_ARGS) == parts
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS.keys())
+def test_what_is_written_is_understood_and_recognised(form: ToolFormat) -> None:
+    text = form.written([("weather", arguments(WEATHER)), ("add", arguments(ADD))])
+    assert split([text], form) == called(WEATHER, ADD)
+    assert recognise("{{ x }}" + "".join(form.marks)) is form
+    assert recognise("{{ x }}") is None
+
+
+@pytest.mark.parametrize(
     ("text", "thinking", "parts"),
     [
         ("<think>\nHm.\n\nYes.\n</think>\n\nSo.", False, [("reasoning", "Hm.\n\nYes."), ("content", "So.")]),
@@ -172,7 +215,18 @@ def test_a_bare_call_after_thoughts() -> None:
 
 
 FRAGMENTS = [
-    *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|python_tag|>"),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "[ARGS]",
+        "[CALL_ID]",
+        "add",
+        "weather",
+    ),
     *(
         WEATHER,
         ADD,

@@ -140,6 +140,7 @@ def test_arguments_come_as_they_are_written(served: Served) -> None:
     [
         ("{{ tools }}<|python_tag|>", CALL.replace('"arguments"', '"parameters"')),
         ("{{ tools }}[TOOL_CALLS]", f"[TOOL_CALLS][{CALL}]"),
+        ("{{ tools }}[TOOL_CALLS][ARGS]", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}"),
         ("{{ tools }}<tool_call>", HERMES),
         ("", HERMES),  # it knows no tools
     ],
