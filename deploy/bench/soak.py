@@ -19,8 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from deploy.bench.figures import Figures
 from deploy.bench.soak_traffic import Traffic
 from loadtest.configurations import Configuration, running, serve_command
@@ -34,7 +32,7 @@ GROWTH = 0.03
 def main() -> int:
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("--max-model-len", "1024", "--num-pages", str(options.pages))
+        flags = ("--max-model-len", "512", "--num-pages", str(options.pages))
         command = serve_command(Configuration("soak", flags=flags), ())
         with running(command, Path(folder) / "serve.log") as url:
             result = asyncio.run(_soak(url, options))
@@ -52,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--users", type=int, default=10)
-    parser.add_argument("--pages", type=int, default=72, help="so few that some lose theirs (default: 72)")
+    parser.add_argument("--pages", type=int, default=36, help="so few that some lose theirs (default: 36)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--png", metavar="FILE", help="draw memory, files and tasks over time")
@@ -60,21 +58,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _soak(url: str, options: argparse.Namespace) -> dict[str, Any]:
-    limits = httpx.Limits(max_connections=options.users, max_keepalive_connections=options.users)
-    async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as http:
-        traffic = Traffic(http)
+    traffic = Traffic()
+    async with traffic.client(url, options.users):
         await traffic.know(TEXTS)
-        begin = time.monotonic()
-        idle = [await _idle(url, begin)]
-        pick = random.Random(options.seed)
-        while (passed := time.monotonic() - begin) < 60 * options.minutes:
-            until = time.monotonic() + min(REST, 60 * options.minutes - passed)
-            users = [random.Random(pick.random()) for _ in range(options.users)]
+    begin = time.monotonic()
+    idle = [await _idle(url, begin)]
+    pick = random.Random(options.seed)
+    while (passed := time.monotonic() - begin) < 60 * options.minutes:
+        until = time.monotonic() + min(REST, 60 * options.minutes - passed)
+        users = [random.Random(pick.random()) for _ in range(options.users)]
+        async with traffic.client(url, options.users):  # its connections end before they are counted
             await asyncio.gather(*(_user(traffic, each, until) for each in users))
-            idle.append(await _idle(url, begin))
-            print(
-                f"{idle[-1]} sent {sum(traffic.kinds.values())} wrong {len(traffic.wrong)}", file=sys.stderr
-            )
+        idle.append(await _idle(url, begin))
+        print(f"{idle[-1]} sent {sum(traffic.kinds.values())} wrong {len(traffic.wrong)}", file=sys.stderr)
     return _judge(traffic, idle, Figures(url))
 
 

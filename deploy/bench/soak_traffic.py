@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,12 +58,19 @@ def body(number: int) -> dict[str, Any]:
 class Traffic:
     """What was sent, what came of it, and whatever was wrong."""
 
-    http: httpx.AsyncClient
     texts: dict[int, list[str]] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     delivered: int = 0  # tokens of replies that were read to their end
     wrong: list[str] = field(default_factory=list)
+    http: httpx.AsyncClient = field(init=False)
+
+    @asynccontextmanager
+    async def client(self, url: str, users: int) -> AsyncIterator[None]:
+        """Connections for so many users at once."""
+        limits = httpx.Limits(max_connections=users, max_keepalive_connections=users)
+        async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as self.http:
+            yield
 
     async def know(self, numbers: range) -> None:
         """Ask each alone and without drafts: that is what it must be under load and with them."""
