@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,25 +100,54 @@ def climb(
     measure: Measure,
     serve_flags: Sequence[str],
     say: Callable[[str], None],
+    together: bool = False,
 ) -> None:
-    """Measure every point that is not done. Seed by seed, so that configurations take turns.
+    """Measure every point that is not done: seed by seed, configuration by configuration.
 
-    A saturated rung ends a configuration's ladder: above it there is only more of the same.
+    `together`: all servers run at once and are measured in turns at each rung, which is fairer where the
+    machine is not the same from one minute to the next. A saturated rung ends a configuration's ladder:
+    above it there is only more of the same.
     """
-    for seed in seeds:
-        for config in configs:
-            points = [Point(config, load, seed) for load in sorted(ladder.loads)]
-            done = [store.read(point) for point in points]
-            if all(result is not None for result in done) or _stopped(done):
-                continue
-            with _served(config, serve_flags, store.folder, seed, say) as url:
-                for point, result in zip(points, done, strict=True):
-                    if result is None:
-                        result = measure(point, url)
-                        store.write(point, result)
-                    if is_saturated(result):
-                        say(f"{config.name} is saturated at {point.load:g} {ladder.unit}")
-                        break
+    alone = [((seed,), (config,)) for seed in seeds for config in configs]
+    for some_seeds, group in [(tuple(seeds), tuple(configs))] if together else alone:
+        ladders = {
+            (config.name, seed): [Point(config, load, seed) for load in sorted(ladder.loads)]
+            for seed in some_seeds
+            for config in group
+        }
+        left = {key: points for key, points in ladders.items() if not _done(points, store)}
+        with ExitStack() as servers:
+            urls = {
+                config.name: servers.enter_context(
+                    _served(config, serve_flags, store.folder, some_seeds[0], say)
+                )
+                for config in group
+                if any(name == config.name for name, _ in left)
+            }
+            for rung in zip(*left.values(), strict=True):
+                for point in rung:
+                    if not _ended(left[point.config.name, point.seed], point, store):
+                        _measure(point, urls[point.config.name], ladder, store, measure, say)
+
+
+def _measure(
+    point: Point, url: str, ladder: Ladder, store: Store, measure: Measure, say: Callable[[str], None]
+) -> None:
+    if store.read(point) is None:
+        result = measure(point, url)
+        store.write(point, result)
+        if is_saturated(result):
+            say(f"{point.config.name} is saturated at {point.load:g} {ladder.unit}")
+
+
+def _ended(points: Sequence[Point], upto: Point, store: Store) -> bool:
+    """Whether a rung below `upto` was saturated."""
+    below = [store.read(point) for point in points if point.load < upto.load]
+    return any(result is not None and is_saturated(result) for result in below)
+
+
+def _done(points: Sequence[Point], store: Store) -> bool:
+    return all(store.read(point) is not None or _ended(points, point, store) for point in points)
 
 
 def is_saturated(result: Mapping[str, Any]) -> bool:
@@ -138,16 +167,6 @@ def collect(
             if results:
                 found.setdefault(config.name, {})[load] = results
     return found
-
-
-def _stopped(done: Sequence[dict[str, Any] | None]) -> bool:
-    """Whether all that is missing lies above a saturated rung."""
-    for result in done:
-        if result is None:
-            return False
-        if is_saturated(result):
-            return True
-    return True
 
 
 @contextmanager

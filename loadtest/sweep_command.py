@@ -85,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     flag("--warmup", type=float, default=5.0, metavar="S", help="of it, not measured (default: 5)")
     text = "runs of each point, with seeds of their own, in turns (default: 1)"
     flag("--repeats", type=int, default=1, metavar="N", help=text)
+    text = "keep all servers of ours up, and measure them in turns at each load"
+    flag("--together", action="store_true", help=text)
     flag("--output", required=True, metavar="DIR", help="where everything is kept")
     flag = parser.add_argument_group("Our server").add_argument
     text = "flags of `dspark serve` for every configuration of ours"
@@ -136,7 +138,7 @@ def _sweep(args: argparse.Namespace, slo: Slo | None, say: _Say) -> Sweep:
     settings = describe_plan(ladder.plan(template, ladder.loads[0], 0))
     settings = {name: value for name, value in settings.items() if name not in ("users", "rate", "seed")}
     settings |= {"prompts_from": sorted([*args.prompts, args.data or ""]), "slo": str(slo) if slo else None}
-    settings |= {"model": args.model, "serve_args": args.serve_args}
+    settings |= {"model": args.model, "serve_args": args.serve_args, "together": args.together}
     store = Store(Path(args.output), settings)
     ours = all(config.url is None for config in configs)
     how = args.prefix_cache or ("salt" if ours else "text")
@@ -162,7 +164,7 @@ def _sweep(args: argparse.Namespace, slo: Slo | None, say: _Say) -> Sweep:
         say(f"{label}: {_told(result)}")
         return result
 
-    climb(configs, ladder, seeds, store, measure_point, args.serve_args.split(), say)
+    climb(configs, ladder, seeds, store, measure_point, args.serve_args.split(), say, args.together)
     found = collect(configs, ladder, seeds, store)
     rungs = {name: [rung(load, runs) for load, runs in loads.items()] for name, loads in found.items()}
     first = next(run for loads in found.values() for runs in loads.values() for run in runs)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loadtest.cli import main
 from loadtest.configurations import Configuration, ServerFailed, configuration, running, serve_command
+from loadtest.sweep import Ladder, Point, Store, climb
 from tests.loadtest.stub import Stub
 from tests.loadtest.test_reports import check_page, figures_of
 
@@ -97,6 +99,31 @@ def test_two_servers_in_one_report(
     assert main(["compare", f"{tmp_path}/sweep.json:slow", f"{tmp_path}/sweep.json:fast"]) == 0
     assert "tpot_p50" in capsys.readouterr().out
     assert main(["compare", f"{tmp_path}/sweep.json:slow", f"{tmp_path}/sweep.json:none"]) == 2
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_order_of_points(tmp_path: Path, together: bool) -> None:
+    configs = [Configuration(name, url=f"http://{name}") for name in ("a", "b")]
+    seen: list[str] = []
+
+    def measured(point: Point, url: str) -> dict[str, Any]:
+        assert url == f"http://{point.config.name}"
+        seen.append(f"{point.config.name}{point.load:g}.{point.seed}")
+        return {"cut_short": "saturated: full" if point.file == "a@2.0.json" else None}
+
+    def go() -> None:
+        store = Store(tmp_path, {})
+        climb(configs, Ladder((1, 2, 4), False), [0, 1], store, measured, [], lambda line: None, together)
+
+    go()
+    if together:
+        assert " ".join(seen) == "a1.0 b1.0 a1.1 b1.1 a2.0 b2.0 a2.1 b2.1 b4.0 a4.1 b4.1"
+    else:
+        assert " ".join(seen) == "a1.0 a2.0 b1.0 b2.0 b4.0 a1.1 a2.1 a4.1 b1.1 b2.1 b4.1"
+    (tmp_path / "points" / "b@2.1.json").unlink()
+    seen.clear()
+    go()
+    assert seen == ["b2.1"]
 
 
 def test_a_saturated_rung_ends_the_ladder(
