@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from drafters.chain import ChainModel
 from drafters.config import DraftConfig
 from drafters.model import DraftModel
 from drafters.stored_tensors import check_shapes, differs, under_our_names
+from engine.models.weights import CorruptModel
 
 AnyModel = DraftModel | ChainModel
 
@@ -70,9 +71,12 @@ def load_tensors(
     if not files:
         raise FileNotFoundError(f"{folder} holds no safetensors")
     for file in files:
-        with safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118  (not a dict)
-                stored[name] = handle.get_tensor(name)
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118  (not a dict)
+                    stored[name] = handle.get_tensor(name)
+        except SafetensorError as error:
+            raise CorruptModel(f"{file}: truncated or damaged ({error})") from error
     tensors = under_our_names(config, stored)
     if config.confidence and "confidence_head.proj.weight" not in tensors:
         config = replace(config, confidence=False)

@@ -169,7 +169,10 @@ class AsyncEngine:
         self.state = "running"
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests, let the accepted ones finish for `timeout` seconds, abort the rest, stop."""
+        """Refuse new requests, let the accepted ones finish for `timeout` seconds, abort the rest, stop.
+
+        A step that does not even end then is given up: its requests fail, and `step_age` stays above 0.
+        """
         if self.state == "running":
             self.state = "draining"
         if self._task is not None and not self._task.done():
@@ -179,6 +182,8 @@ class AsyncEngine:
                 self.abort(request_id)
             with contextlib.suppress(TimeoutError):  # a worker call that never returns must not keep us
                 await asyncio.wait_for(self._idle.wait(), _LAST_STEP)
+            if self._step_begun is not None:
+                self._end_all(f"the step in flight has not ended in {self.step_age():.0f} s")
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -257,6 +262,7 @@ class AsyncEngine:
         except BaseException as error:
             log.exception("the engine stopped")
             self.state = "dead"
+            self._step_begun = None
             self._send(unsent)
             self._end_all(f"the engine failed: {error}")
 

@@ -15,7 +15,7 @@ from engine.sampling import SamplingState
 Tokens = npt.NDArray[np.int32]
 
 #: how verification may end a sequence
-Finish = Literal["stop", "length", "error"]
+Finish = Literal["stop", "length", "error", "forbidden"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ class ForwardOutput:
 class Verdict:
     """What verification decided for one item.
 
-    `tokens` are emitted in order; the first `accepted` of them were drafts. `finish` ends the sequence
-    ("stop" at a stop token, "length" at the budget, "error" for logits that are not finite). `scores` has an
-    entry for each row that was scored.
+    `tokens` are emitted in order; the first `accepted` of them were drafts. `finish` ends the sequence:
+    "stop" at a stop token, "length" at the budget, "error" for logits that are not finite, "forbidden" where
+    the request allows no token. `scores` has an entry for each row that was scored.
     """
 
     tokens: tuple[int, ...] = ()

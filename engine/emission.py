@@ -52,7 +52,7 @@ def emit(
     """
     stream, tokens, text = sequence.text, verdict.tokens, ""
     params = sequence.state.params
-    finish: FinishReason | None = verdict.finish
+    finish: FinishReason | None = "error" if verdict.finish == "forbidden" else verdict.finish
     reason: str | int | None = None
     silent = verdict.stop_token is not None and not params.include_stop_str_in_output
     spoken = tokens[:-1] if silent else tokens

@@ -39,6 +39,10 @@ Delta = tuple[ActiveRequest, OutputDelta]
 
 #: how far down the queue a step looks for a sequence that fits
 _SCAN_DEPTH = 64
+_FAULTS = {
+    "error": "the model returned values that are not finite",
+    "forbidden": "what the request allows leaves no token to go on with",
+}
 
 
 class EngineLoop:
@@ -295,8 +299,7 @@ class EngineLoop:
         owner.count(item.verify, emission.round.accepted, tokens)
         self._time_emission(owner, sequence, tokens)
         if emission.finish is not None:
-            broken = "the model returned values that are not finite, or every token is forbidden"
-            error = broken if emission.finish == "error" else None
+            error = _FAULTS.get(verdict.finish or "") if emission.finish == "error" else None
             return self._end(sequence, emission.finish, emission, error)
         return owner, emission.delta(sequence.choice)
 

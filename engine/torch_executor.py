@@ -107,18 +107,15 @@ class PagedAttention:
             group = folded.shape[1]
             folded = folded.reshape(kv_heads, group * item.count, dim)
             mask = self._mask(index, window)
-            if mask is not None:
-                mask = mask.repeat(group, 1)
-            if softcap is None:
-                attended = F.scaled_dot_product_attention(
-                    folded[None], context_k[None], context_v[None], attn_mask=mask, scale=scale
-                )[0]
-            else:
-                scores = (folded @ context_k.transpose(1, 2)) * scale
-                scores = softcap * torch.tanh(scores / softcap)
-                if mask is not None:
-                    scores = scores.masked_fill(~mask, -torch.inf)
-                attended = torch.softmax(scores, -1) @ context_v
+            whole = None if mask is None else mask.repeat(group, 1)
+            attended = _attend(folded, context_k, context_v, whole, scale, softcap)
+            if mask is not None and not bool(attended.isfinite().all()):
+                # Weight 0 takes a finite key away, but not NaN: a later row's fault is not an earlier one's.
+                for i, seen in enumerate(mask):
+                    own = context_k[:, seen], context_v[:, seen]
+                    attended[:, i :: item.count] = _attend(
+                        folded[:, i :: item.count], *own, None, scale, softcap
+                    )
             unfolded = attended.view(kv_heads, group, item.count, dim).permute(2, 0, 1, 3)
             out[rows] = unfolded.reshape(item.count, kv_heads * group, dim)
         return out
@@ -146,6 +143,23 @@ class PagedAttention:
                     mask &= key > query - window
             self._masks[index, window] = mask
         return self._masks[index, window]
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Dense attention: q [H, n, D], k and v [H, m, D], mask [n, m] (True: seen) -> [H, n, D]."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
+    scores = softcap * torch.tanh((q @ k.transpose(1, 2)) * scale / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.softmax(scores, -1) @ v
 
 
 def row_slots(item: BatchItem, page_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -124,13 +124,19 @@ def _advance(live: list[Run], logits: torch.Tensor) -> None:
         for i, key in zip(seeded, keys, strict=True):
             choices[i].key = key
     for run, decision in zip(live, decide(logits, choices), strict=True):
-        if decision is None:  # no distribution came out of the model: fail this sequence, and only this one
-            run.close("error")
+        if decision is None:  # fail this sequence, and only this one
+            top = float(logits[run.row + len(run.tokens)].amax())
+            run.close(undecided(run, top == -torch.inf))
         else:
             logprob = None
             if run.logp is not None:
                 logprob = _report(run.logp, decision.token, run.item.state.params.logprobs or 0)
             run.emit(decision.token, decision.accepted, logprob)
+
+
+def undecided(run: Run, empty: bool) -> Finish:
+    """Why a row is no distribution: the request leaves it `empty`, or it is the model's fault."""
+    return "forbidden" if empty and run.item.state.adjusts else "error"
 
 
 def _choice(run: Run, logits: torch.Tensor) -> Choice:

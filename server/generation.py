@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from engine.async_engine import AsyncEngine, Draining, QueueFull, RequestStream
 from engine.outputs import OutputDelta, RequestStats, Usage
@@ -16,6 +17,10 @@ from server.protocol import GenerationRequest
 from server.tracing import note
 
 Batch = list[tuple[int, OutputDelta]]
+Piece = TypeVar("Piece")
+
+#: seconds in which an engine that is well answers an abort
+_GRACE = 1.0
 
 
 class Generation:
@@ -25,7 +30,9 @@ class Generation:
         self._streams = streams
         self._n = n
         self._expired = False
-        self._timer = asyncio.get_running_loop().call_later(timeout, self._expire) if timeout else None
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(timeout, self._expire) if timeout else None
+        self._deadline = loop.time() + timeout + _GRACE if timeout else None
         self.choices = len(streams) * n
 
     def abort(self) -> None:
@@ -82,9 +89,17 @@ class Generation:
                 pieces[index].append(delta)
         return pieces
 
+    async def _in_time(self, piece: Coroutine[Any, Any, Piece]) -> Piece:
+        """Wait for it; but once the request's time is over, not for an engine that hangs."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await piece
+        except TimeoutError:
+            raise timed_out() from None
+
     async def _single(self) -> AsyncGenerator[Batch, None]:
         try:
-            while pieces := await self._streams[0].batch():
+            while pieces := await self._in_time(self._streams[0].batch()):
                 yield [(delta.index, delta) for delta in pieces]
         except Exception as exc:
             raise translate(exc) from exc
@@ -108,7 +123,7 @@ class Generation:
         try:
             while open_streams:
                 batch: Batch = []
-                item = await queue.get()
+                item = await self._in_time(queue.get())
                 while True:
                     if isinstance(item, Exception):
                         raise translate(item) from item

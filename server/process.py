@@ -46,8 +46,8 @@ def run(settings: Settings, build: EngineBuilder) -> int:
             code = runner.run(process.main())
         except asyncio.CancelledError:
             code = 130
-    if not process.loaded:
-        # A thread is still busy loading; the interpreter's orderly exit would run into it.
+    if not process.loaded or process.hung():
+        # A thread is busy; the interpreter's orderly exit would run into it, or wait for ever.
         logging.shutdown()
         os._exit(code)
     return code
@@ -91,7 +91,12 @@ class _Process:
         self._build = build
         self._listener = listener
         self._stop = asyncio.Event()
+        self._engine: Any = None
         self.loaded = False
+
+    def hung(self) -> float:
+        """Seconds that a step has been running, after the drain gave it up; 0 if none is."""
+        return 0.0 if self._engine is None else self._engine.step_age()
 
     async def main(self) -> int:
         self._handle_signals()
@@ -134,6 +139,9 @@ class _Process:
             context.close()
             if spans is not None:
                 await asyncio.to_thread(spans.shutdown)  # sends what is left
+        if seconds := self.hung():
+            logger.error("Stopped: a step has been running for %.0f s, and its requests are lost", seconds)
+            return 1
         logger.info("Stopped")
         return 0
 
@@ -167,7 +175,7 @@ class _Process:
         except (OSError, ValueError, LookupError, ImportError, RuntimeError, MemoryError) as exc:
             logger.debug("loading failed", exc_info=exc)
             raise StartError(f"cannot load {self._settings.model_names[0]}: {_one_line(exc)}") from exc
-        context.engine = engine
+        self._engine = context.engine = engine
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

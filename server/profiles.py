@@ -52,13 +52,17 @@ def throughput(
     model = profiler.run(most_rows, most_sequences, progress)
     try:
         _keep(file, json.dumps({"of": known, "throughput": model.to_dict()}, indent=1, default=str))
-    except OSError as error:  # full or read-only: the next start will measure again
-        progress(f"the profile cannot be kept: {error}")
+    except OSError as error:  # full or read-only
+        reason = error.strerror or str(error)
+        progress(f"the profile cannot be kept in {file.parent}, every start will measure: {reason}")
     return model
 
 
 def _keep(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -24,7 +24,10 @@ from engine.draws import inverse_cdf
 from engine.noise import host_row_keys
 from engine.outputs import TokenLogprob
 from engine.params import SamplingParams
-from engine.verification import Run, draw_uniforms, open_runs
+from engine.verification import Run, draw_uniforms, open_runs, undecided
+
+#: in the place of a token that a row did not give: it holds NaN or infinity; nothing but minus infinity
+_BROKEN, _EMPTY = -1, -2
 
 
 class DeviceVerification:
@@ -59,7 +62,8 @@ class DeviceVerification:
             # of the model itself, before anything changes the row
             logp = torch.log_softmax(logits[chosen], -1)
         _adjust(live, logits)
-        usable = logits.amax(-1).isfinite()
+        top = logits.amax(-1)
+        usable = top.isfinite()
         cells, drafts = writer.device(rows.cells, rows.drafts)
         tokens = drafts.clone()
         if rows.greedy:
@@ -80,7 +84,7 @@ class DeviceVerification:
             last, token = rejection.final(accepted)
             tokens[last] = token
         table = torch.full((len(live) * rows.width,), -1, dtype=torch.int64, device=logits.device)
-        table[cells] = torch.where(usable, tokens, -1)
+        table[cells] = torch.where(usable, tokens, torch.where(top == -torch.inf, _EMPTY, _BROKEN))
         answer = torch.cat((accepted[:, None], table.view(-1, rows.width)), 1).to(torch.int32)
         found: list[list[int]] = self.stream.fetch(answer).tolist()
         logprobs = {}
@@ -134,10 +138,10 @@ def _adjust(live: list[Run], logits: torch.Tensor) -> None:
 
 
 def _walk(run: Run, accepted: int, tokens: list[int], logprobs: dict[int, TokenLogprob]) -> None:
-    """Emit up to the first draft that was not accepted, the end of the text, or a broken row (-1)."""
+    """Emit up to the first draft that was not accepted, the end of the text, or a row without any."""
     for slot in range(accepted + 1):
         if tokens[slot] < 0:
-            run.close("error")
+            run.close(undecided(run, tokens[slot] == _EMPTY))
         else:
             run.emit(tokens[slot], slot < accepted, logprobs.get(run.row + slot))
         if run.verdict is not None:

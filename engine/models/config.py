@@ -60,10 +60,13 @@ class ModelConfig:
         """
         folder = Path(folder)
         generation = folder / "generation_config.json"
-        return cls.from_dict(
-            _read_object(folder / "config.json"),
-            _read_object(generation) if generation.is_file() else None,
-        )
+        raw = _read_object(folder / "config.json")
+        try:
+            return cls.from_dict(raw, _read_object(generation) if generation.is_file() else None)
+        except UnsupportedModel:
+            raise
+        except (ValueError, TypeError, AttributeError, LookupError) as error:  # values that no config has
+            raise UnsupportedModel(f"{folder / 'config.json'} is not understood: {error}") from error
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -90,6 +93,12 @@ class ModelConfig:
             raise UnsupportedModel(
                 f"model type {model_type!r}: config.json lacks or misstates {error}"
             ) from None
+        kv_heads = int(full.get("num_key_value_heads") or heads)
+        head_dim = int(full.get("head_dim") or (hidden // heads if heads > 0 else 0))
+        max_position = int(full.get("max_position_embeddings") or 2048)
+        sizes = (layers, heads, kv_heads, head_dim, hidden, intermediate, vocab, max_position)
+        if min(sizes) < 1 or heads % kv_heads:
+            raise UnsupportedModel(f"model type {model_type!r}: config.json has sizes that no model can have")
         theta, scaling = _rope(full)
         bias = bool(full.get("attention_bias", False))
         rope_type = "default" if scaling is None else scaling["rope_type"]
@@ -103,12 +112,12 @@ class ModelConfig:
             intermediate_size=intermediate,
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=int(full.get("num_key_value_heads") or heads),
-            head_dim=int(full.get("head_dim") or hidden // heads),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
             rms_eps=float(full.get("rms_norm_eps") or 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position=int(full.get("max_position_embeddings") or 2048),
+            max_position=max_position,
             tie_embeddings=bool(full.get("tie_word_embeddings", False)),
             qkv_bias=bias or (family is not None and family.qkv_bias),
             output_bias=bias and not (family is not None and family.qkv_bias),

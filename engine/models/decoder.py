@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from engine.linear import linear
 from engine.models.base import Attend
 from engine.models.config import ModelConfig
+from engine.models.shapes import check_shapes
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -38,6 +39,8 @@ class MissingWeights(ValueError):
 class FusedDecoder:
     """A `Model` built from a checkpoint's tensors under their Hugging Face names.
 
+    Raises MissingWeights, or CorruptModel for shapes that are not the config's.
+
     With `max_positions` it is made for so many, and never looks at positions to see how far it must go: on a
     device that would wait for everything queued, and a graph cannot do it at all.
     """
@@ -56,6 +59,7 @@ class FusedDecoder:
         weights = {
             name.removeprefix("model."): tensor.to(device=device, dtype=dtype) for name, tensor in tensors
         }
+        check_shapes(config, {name: tuple(tensor.shape) for name, tensor in weights.items()})
 
         def take(name: str, needed: bool = True) -> torch.Tensor | None:
             tensor = weights.pop(name, None)

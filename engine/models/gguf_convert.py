@@ -18,7 +18,7 @@ import numpy.typing as npt
 from engine.models.gguf_config import architecture_of, build_config, build_generation_config
 from engine.models.gguf_tokenizer import build_tokenizer, build_tokenizer_config
 from engine.models.unsupported import UnsupportedModel
-from engine.models.weights import CorruptModel
+from engine.models.weights import CorruptModel, save_arrays
 
 CONVERTER_VERSION = 1  # raised when the output changes, so that cached folders are made anew
 
@@ -114,7 +114,8 @@ def _convert_into(folder: Path, source: Path) -> None:
         raise CorruptModel(f"{source}: the GGUF file lacks {error}") from None
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", build_generation_config(metadata))
-    build_tokenizer(metadata, source).save(str(folder / "tokenizer.json"), pretty=False)
+    tokenizer = build_tokenizer(metadata, source).to_str(pretty=False)
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
     permuted = architecture_of(metadata).permuted
     interleaved = {
@@ -168,8 +169,6 @@ def _hf_name(name: str) -> tuple[str, str]:
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Any], interleaved: Mapping[str, int]) -> None:
-    from safetensors.numpy import save_file
-
     shards: list[list[str]] = [[]]
     size = 0
     for name, tensor in tensors.items():
@@ -191,7 +190,7 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Any], interleaved: Mappin
             values = _values(tensors[name])
             arrays[hf_name] = _deinterleave(values, heads) if heads else values
             weight_map[hf_name] = file
-        save_file(arrays, folder / file, metadata={"format": "pt"})
+        save_arrays(arrays, folder / file, {"format": "pt"})
     if len(shards) > 1:
         total = sum(4 * int(tensor.n_elements) for tensor in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}

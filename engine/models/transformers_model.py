@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from engine.models.base import Attend
 from engine.models.config import ModelConfig
 from engine.models.unsupported import UnsupportedModel
+from engine.models.weights import CorruptModel
 
 _NAME = "dspark_paged"
 _ATTEND = "dspark_attend"  # travels to the attention function as an unknown keyword of the model's forward
@@ -53,13 +55,19 @@ class TransformersModel:
         device: torch.device | str = "cpu",
         config: ModelConfig | None = None,
     ) -> TransformersModel:
-        """Load the safetensors model in `folder`; `config` saves reading it. Raises as from_folder does."""
+        """Load the safetensors model in `folder`; `config` saves reading it.
+
+        Raises as from_folder does, and CorruptModel for weights that cannot be read in full.
+        """
         import transformers
 
         config = config or ModelConfig.from_folder(folder)
-        module = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
-        )
+        try:
+            module = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
+            )
+        except SafetensorError as error:
+            raise CorruptModel(f"{folder}: truncated or damaged ({error}); fetch the model again") from error
         return cls(config, module.to(device))
 
     @torch.inference_mode()

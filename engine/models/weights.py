@@ -1,11 +1,15 @@
-"""Streaming a model's tensors from its safetensors files."""
+"""A model's tensors and its safetensors files: streaming them from there, writing them there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -31,7 +35,25 @@ def load_tensors(folder: Path, device: torch.device | str = "cpu") -> Iterator[t
                 for name in names:
                     yield name, shard.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise CorruptModel(f"{path}: truncated or damaged ({error}); fetch the model again") from error
+            raise CorruptModel(f"{path}: truncated or damaged ({error}); {_remedy(path)}") from error
+
+
+def _remedy(path: Path) -> str:
+    converted = (path.parent / "source.json").is_file()
+    return f"delete {path.parent} and it is made anew" if converted else "fetch the model again"
+
+
+def save_arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file. Raises OSError for a full disk, as any other writing does."""
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(dict(arrays), path, metadata=metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise OSError(f"{path}: {error}") from error
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def _shards(folder: Path) -> list[tuple[Path, frozenset[str]]]:

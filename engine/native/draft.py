@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from engine.models.config import ModelConfig
+from engine.models.weights import CorruptModel
 from engine.native.loader import check
 from engine.native.model import DRAFT, NativeModel
 from engine.native.weights import Rows, Weights
@@ -79,7 +80,8 @@ class SequentialHead:
 class NativeDraftModel:
     """`weights` hold the layers, `norm.weight`, `fc.weight` [hidden, m * d] and `hidden_norm.weight`.
 
-    `head_rows` [vocab, hidden] is its own head; None: the target's. Raises NativeError.
+    `head_rows` [vocab, hidden] is its own head; None: the target's. Raises NativeError, or
+    CorruptModel for shapes that are not the config's.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class NativeDraftModel:
         library, handle = self.model.lib, self.model.handle
         fuse = weights["fc.weight"]
         assert isinstance(fuse, Rows)
+        _check(fuse, head, target.config.vocab_size, self.hidden_size, self.vocab)
         self.model.set_matrix(DRAFT, 0, fuse)
         self.model.set_norm(DRAFT, 0, weights, "hidden_norm.weight")
         self.model.set_layers(weights)
@@ -201,6 +204,22 @@ class NativeDraftModel:
         )
         if failed:
             raise failed[0]
+
+
+def _check(fuse: Rows, head: SequentialHead, tokens: int, hidden: int, vocab: int) -> None:
+    """The kernels trust these shapes."""
+    rank = head.rank
+    mix = {"gated": (rank, hidden + rank), "rnn": (3 * rank, 2 * rank + hidden)}.get(head.kind, (0, 0))
+    for name, rows, wanted in (
+        ("fc", fuse, (hidden, fuse.cols)),
+        ("markov_w1", head.previous, (tokens, rank)),
+        ("markov_w2", head.bias, (vocab, rank)),
+        ("head", head.mix, mix),
+    ):
+        if rows is not None and (rows.count, rows.cols) != wanted:
+            raise CorruptModel(f"{name} is {[rows.count, rows.cols]}, but must be {list(wanted)}")
+    if head.confidence is not None and len(head.confidence) != hidden + rank:
+        raise CorruptModel(f"the confidence head reads {len(head.confidence)} values, not {hidden + rank}")
 
 
 def _layout(spans: Sequence[Span]) -> tuple[ctypes.Array[ctypes.c_int32], npt.NDArray[np.int32]]:

@@ -10,6 +10,7 @@ import torch
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import rope_frequencies
+from engine.models.shapes import check_shapes
 from engine.native.loader import NativeError, check, native_library, supported
 from engine.native.weights import FORMATS, Rows, Weights
 
@@ -73,8 +74,9 @@ class NativeModel:
             self.lib.dspark_destroy(self.handle)
 
     def set_layers(self, weights: Weights) -> None:
-        """All decoder layers and the final norm."""
+        """All decoder layers and the final norm. Raises CorruptModel for shapes that are not the config's."""
         config = self.config
+        check_shapes(config, {name: _shape(value) for name, value in weights.items()})
         for layer in range(config.num_layers):
             prefix = f"layers.{layer}"
             for which, name in enumerate(_MATRICES):
@@ -120,6 +122,10 @@ class NativeModel:
         values = _vector(weights, name, needed)
         if values is not None:
             check(self.lib.dspark_set_norm(self.handle, layer, which, values.ctypes.data, len(values)))
+
+
+def _shape(value: Rows | npt.NDArray[np.float32]) -> tuple[int, ...]:
+    return (value.count, value.cols) if isinstance(value, Rows) else value.shape
 
 
 def _vector(weights: Weights, name: str, needed: bool = True) -> npt.NDArray[np.float32] | None:

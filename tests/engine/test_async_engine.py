@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine import async_engine
 from engine.async_engine import AsyncEngine, Draining, EngineDead, QueueFull, RequestStream
 from engine.batch import VerificationBatch
 from engine.outputs import OutputDelta
@@ -364,6 +365,22 @@ async def test_draining_aborts_what_is_left_after_the_timeout():
         for stream in streams:
             outputs = await within(read(stream))
             assert [output.finish for output in outputs] == ["abort", "abort"]
+
+
+async def test_a_step_that_never_ends_is_given_up_and_its_requests_are_told(monkeypatch):
+    monkeypatch.setattr(async_engine, "_LAST_STEP", 0.05)
+    served = Serving(max_sequences=2)
+    served.gate.close()
+    await served.engine.start()
+    streams = [served.submit(seed=seed, n=2) for seed in range(3)]
+    await served.gate.begun()
+    await within(served.engine.drain(0.0))
+    for stream in streams:
+        outputs = await within(read(stream))
+        assert [output.finish for output in outputs] == ["error", "error"]
+        assert all("has not ended" in output.error for output in outputs)
+    assert served.engine.step_age() > 0.0
+    served.gate.open()
 
 
 async def test_nothing_is_taken_before_the_start():

@@ -14,11 +14,13 @@ import torch
 import transformers
 
 from engine.models import gguf_convert
+from engine.models.blocks import load_blocks
 from engine.models.config import ModelConfig, UnsupportedModel
 from engine.models.gguf_convert import convert_gguf, source_gguf
 from engine.models.locate import default_cache_dir, locate_model
 from engine.models.weights import CorruptModel, load_tensors
 from engine.tokenizer import Tokenizer
+from tests.engine.full_disk import full_disk
 
 SMALL: dict[str, Any] = {
     "vocab_size": 264,
@@ -273,6 +275,34 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
 
 
+@pytest.mark.parametrize("room", [0, 1_000, 50_000])  # the config, the tokenizer, the weights
+def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny("qwen2"), "qwen2")
+    with pytest.raises(OSError, match="File too large"), full_disk(room):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
+
+
+@pytest.mark.parametrize("room", [0, 50_000])
+def test_blocks_that_cannot_be_kept_are_read_all_the_same(
+    tmp_path: Path, room: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny("qwen2"), "qwen2", kind=gguf.GGMLQuantizationType.Q8_0)
+    folder = convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    before = sorted(folder.iterdir())
+    with full_disk(room):
+        unkept = list(load_blocks(folder))
+    assert "every start will read GGUF" in caplog.text
+    assert sorted(folder.iterdir()) == before
+    for _ in range(2):  # made, then read
+        kept = list(load_blocks(folder))
+        assert (folder / "blocks.bin").is_file()
+        for one, other in zip(unkept, kept, strict=True):
+            assert one[:2] == other[:2]
+            assert np.array_equal(one[2], other[2])
+            assert one[2].dtype == other[2].dtype
+
+
 @pytest.mark.parametrize(
     ("arch", "changes", "words"),
     [
@@ -296,6 +326,29 @@ def test_damaged_files(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(CorruptModel, match=r"m\.gguf"):
             convert_gguf(path, tmp_path / "out")
+
+
+def test_a_file_that_is_cut_or_scrambled_anywhere_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, tiny("llama"), "llama")
+    content = path.read_bytes()
+    for end in np.linspace(0, len(content) - 1, 40, dtype=int):
+        path.write_bytes(content[:end])
+        with pytest.raises(CorruptModel, match=r"m\.gguf"):
+            convert_gguf(path, tmp_path / "out")
+    rng = np.random.default_rng(0)
+    refused: list[str] = []
+    for turn in range(150):  # the weights come last, and may be anything
+        scrambled = bytearray(content)
+        for at in rng.integers(0, 6_000 if turn % 2 else 600, 3):
+            scrambled[at] = int(rng.integers(256))
+        path.write_bytes(scrambled)
+        try:
+            convert_gguf(path, tmp_path / f"out {turn}")
+        except (CorruptModel, UnsupportedModel) as error:
+            refused.append(str(error))
+    assert len(refused) > 30
+    assert all(refused)
 
 
 @pytest.mark.model

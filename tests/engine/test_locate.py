@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import multiprocessing
@@ -19,6 +20,8 @@ from engine.models.default_model import extract_gguf
 from engine.models.locate import ModelNotFound, default_cache_dir, locate_draft_model, locate_model
 from engine.models.unsupported import UnsupportedModel
 from engine.models.weights import CorruptModel
+from tests.engine.full_disk import full_disk
+from tests.engine.test_gguf_convert import tiny, write_gguf
 
 
 def quiet(_: str) -> None:
@@ -180,6 +183,38 @@ def test_default_model_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="DSPARK_CACHE") as caught:
         locate_model(None, tmp_path, quiet)
     assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("obstacle", ["full", "a file in the way"])
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, obstacle: str) -> None:
+    file, cache = tmp_path / "m.gguf", tmp_path / "cache"
+    write_gguf(file, tiny("qwen2"), "qwen2")
+    if obstacle != "full":
+        cache.touch()
+    with (
+        pytest.raises(
+            OSError, match=rf"m-\w+-v1 cannot be kept in {cache}/models: .*set DSPARK_CACHE to"
+        ) as caught,
+        full_disk(1000) if obstacle == "full" else contextlib.nullcontext(),
+    ):
+        locate_model(str(file), cache, quiet)
+    assert caught.value.errno in (errno.EFBIG, errno.ENOTDIR)
+    if obstacle == "full":
+        assert not [left for left in (cache / "models").iterdir() if left.is_dir()]
+
+
+def test_a_hub_cache_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", "/elsewhere")
+    with pytest.raises(OSError, match=r"org/name cannot be kept in /elsewhere: No space.*set HF_HOME to"):
+        locate_model("org/name", tmp_path, quiet)
+    monkeypatch.delenv("HF_HOME")
+    with pytest.raises(OSError, match=f"cannot be kept in {tmp_path}/hub: .*set DSPARK_CACHE to"):
+        locate_model("org/name", tmp_path, quiet)
 
 
 def wheel(path: Path, content: bytes) -> str:

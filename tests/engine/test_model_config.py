@@ -167,3 +167,27 @@ def test_broken_json_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json"):
         ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 5},
+        {"head_dim": -8},
+        {"hidden_size": 0},
+        {"vocab_size": -1},
+        {"num_hidden_layers": 0},
+        {"max_position_embeddings": -1},
+        {"max_position_embeddings": "long"},
+        {"rope_parameters": 3},
+        {"rope_scaling": [1]},
+        {"eos_token_id": "x"},
+        {"architectures": 7},
+    ],
+)
+def test_values_that_no_model_can_have_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    config = {"model_type": "llama", **SMALL, "num_key_value_heads": 2, **change}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)

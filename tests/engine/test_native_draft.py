@@ -10,6 +10,7 @@ import torch
 
 from engine.batch import VerificationBatch
 from engine.models.config import ModelConfig
+from engine.models.weights import CorruptModel
 from engine.native.draft import NativeDraftModel, SequentialHead, Slot, Span
 from engine.native.loader import NativeError, supported
 from engine.native.weights import Rows, as_bf16
@@ -292,3 +293,24 @@ def test_logits_may_be_changed_ahead_of_each_slot():
 
     with pytest.raises(KeyError):
         world.draft.sequential(slots, anchors, base.clone(), hidden, broken)
+
+
+@pytest.mark.parametrize("broken", ["fc", "markov_w1", "markov_w2", "head", "confidence", "q_proj"])
+def test_weights_that_do_not_fit_are_refused(broken):
+    world = World("gated")
+    tensors = dict(world.tensors)
+    short = {name: name == broken for name in ("markov_w1", "markov_w2", "head", "confidence")}
+    if broken == "fc":
+        tensors["fc.weight"] = tensors["fc.weight"][:32]
+    if broken == "q_proj":
+        tensors["layers.0.self_attn.q_proj.weight"] = tensors["layers.0.self_attn.q_proj.weight"][:64]
+    head = SequentialHead(
+        "gated",
+        rows(world.w1[: -1 if short["markov_w1"] else None]),
+        rows(world.w2[: -1 if short["markov_w2"] else None]),
+        rows(world.mix[: -1 if short["head"] else None]),
+        world.mix_bias.numpy(),
+        world.confidence.numpy()[: -1 if short["confidence"] else None],
+    )
+    with pytest.raises(CorruptModel, match=broken):
+        NativeDraftModel(world.target.model, world.config, as_bf16(tensors.items()), head, 40, 2, 512)

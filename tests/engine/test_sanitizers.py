@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "engine" / "native" / "src"
-TESTS = ("test_native.py", "test_native_draft.py", "test_noise.py", "test_sampling.py", "test_coupled.py")
+TESTS = (
+    *("test_native.py", "test_native_draft.py", "test_broken_weights.py"),
+    *("test_noise.py", "test_sampling.py", "test_coupled.py"),
+)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.outputs import EngineGauges, NullObserver, StepStats
 from engine.params import ParamError
 from scheduler.admission import Limits
 from tests.engine.harness import (
@@ -195,14 +196,23 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, Any], param: str) -> N
     assert caught.value.param == param
 
 
+class Corrupted(NullObserver):
+    count = 0
+
+    def step(self, stats: StepStats, gauges: EngineGauges) -> None:
+        self.count += stats.corrupted
+
+
 def test_a_phrase_that_leaves_nothing_ends_its_own_request() -> None:
-    engine = Engine(tiny())
+    observer = Corrupted()
+    engine = Engine(tiny(), observer=observer)
     engine.add("a", prompt(4), max_tokens=5, allowed_token_ids=(7,), bad_words=((7, 7),), ignore_eos=True)
     engine.add("b", prompt(4), max_tokens=5, allowed_token_ids=(7,), ignore_eos=True)
     engine.run()
     assert engine.outputs["a"][0].finish == "error"
-    assert "forbidden" in (engine.outputs["a"][0].error or "")
+    assert "leaves no token" in (engine.outputs["a"][0].error or "")
     assert engine.outputs["b"][0].tokens == [7] * 5
+    assert observer.count == 0  # the model is well
 
 
 def test_lower_priorities_go_first_and_are_preempted_last() -> None:

@@ -663,7 +663,7 @@ def test_a_row_that_the_processors_empty_fails_its_own_item_only(params: Samplin
     empty = replace(twin(healthy), state=state, verify=0, draft=None, count=1)
     verdicts = verify([twin(healthy), empty], torch.cat([logits, logits[:1]]))
     assert verdicts[0] == expected
-    assert verdicts[1] == Verdict(finish="error")
+    assert verdicts[1] == Verdict(finish="forbidden")
 
 
 def test_bare_law_is_the_law_without_filters() -> None:

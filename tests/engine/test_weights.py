@@ -56,6 +56,9 @@ def test_truncated_file(tmp_path: Path, keep: int) -> None:
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(CorruptModel, match=r"model\.safetensors"):
         dict(load_tensors(tmp_path))
+    (tmp_path / "source.json").write_text("{}")  # a conversion of ours
+    with pytest.raises(CorruptModel, match=f"delete {tmp_path}"):
+        dict(load_tensors(tmp_path))
 
 
 def test_no_weights(tmp_path: Path) -> None:

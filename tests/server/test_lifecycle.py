@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import Served, wait_until
+from tests.server.fake import FakeStream
 
 LONG = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
 
@@ -216,3 +217,17 @@ def test_request_timeout(serve: Callable[..., Served], stream: bool, prefill: fl
     assert '"code":"request_timeout"' in reply.text
     assert reply.status_code == (200 if stream and not prefill else 504)
     wait_until(lambda: not served.engine.active)
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_request_timeout_beside_an_engine_that_hangs(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, prompts: int
+) -> None:
+    served = serve(request_timeout=0.2)
+    served.engine.prefill = 30.0
+    begin = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeStream, "abort", lambda stream: None)
+        reply = served.complete(prompt=["a"] * prompts)
+    assert 1 < time.monotonic() - begin < 4
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "request_timeout")

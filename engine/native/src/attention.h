@@ -149,13 +149,26 @@ inline void attend_rows(Model& model, int layer, int head, const int32_t* pages,
     }
 }
 
-// Any number of rows of one K/V head, four at a time.
+// Rows that see different keys, in one call. Weight 0 takes a finite key away, but 0 times NaN is NaN; a later row's
+// fault is not an earlier one's, so where something came out that is no number, each row is done with its own keys alone.
+template <int R>
+inline void attend_together(Model& model, int layer, int head, const int32_t* pages, const Query* rows) {
+    attend_rows<R>(model, layer, head, pages, rows);
+    if (rows[0].first == rows[R - 1].first && rows[0].end == rows[R - 1].end) return;
+    F poison = Isa::zero();
+    for (int r = 0; r < R; ++r)
+        for (int d = 0; d < model.head_dim; d += L) poison = Isa::fma(Isa::load(rows[r].out + d), Isa::zero(), poison);
+    if (Isa::reduce_add(poison) == 0.0f) return;
+    for (int r = 0; r < R; ++r) attend_rows<1>(model, layer, head, pages, rows + r);
+}
+
+// Any number of rows of one K/V head, four at a time; those that see more come later.
 [[gnu::noinline]] inline void attend(Model& model, int layer, int head, const int32_t* pages, const Query* rows, int count) {
     int r = 0;
-    for (; r + 4 <= count; r += 4) attend_rows<4>(model, layer, head, pages, rows + r);
+    for (; r + 4 <= count; r += 4) attend_together<4>(model, layer, head, pages, rows + r);
     switch (count - r) {
-        case 3: attend_rows<3>(model, layer, head, pages, rows + r); break;
-        case 2: attend_rows<2>(model, layer, head, pages, rows + r); break;
+        case 3: attend_together<3>(model, layer, head, pages, rows + r); break;
+        case 2: attend_together<2>(model, layer, head, pages, rows + r); break;
         case 1: attend_rows<1>(model, layer, head, pages, rows + r); break;
         default: break;
     }

@@ -42,10 +42,12 @@ struct Isa {
     static F mul(F a, F b) { return make([&](int i) { return a.v[i] * b.v[i]; }); }
     static F div(F a, F b) { return make([&](int i) { return a.v[i] / b.v[i]; }); }
     static F fma(F a, F b, F c) { return make([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
-    static F max(F a, F b) { return make([&](int i) { return std::max(a.v[i], b.v[i]); }); }
+    static F max(F a, F b) { return make([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }  // of NaN: b
     static F abs(F a) { return make([&](int i) { return std::fabs(a.v[i]); }); }
     static F round(F a) { return make([&](int i) { return std::nearbyint(a.v[i]); }); }
-    static F scale_by_power(F a, F n) { return make([&](int i) { return std::ldexp(a.v[i], static_cast<int>(n.v[i])); }); }
+    static F scale_by_power(F a, F n) {  // where n is not finite, a is NaN
+        return make([&](int i) { return std::isfinite(n.v[i]) ? std::ldexp(a.v[i], static_cast<int>(n.v[i])) : a.v[i]; });
+    }
     static F select_negative(F sign, F below, F above) {
         return make([&](int i) { return sign.v[i] < 0.0f ? below.v[i] : above.v[i]; });
     }

@@ -215,10 +215,19 @@ inline void hand_over_part(const float* x, int count, int row, int column, Forma
     const size_t groups = out.cols / kGroup;
     for (int i = 0; i < count; i += kGroup) {
         const size_t at = (row / kStrip * groups + (column + i) / kGroup) * kStrip + row % kStrip;
-        F top = Isa::zero();
-        for (int j = i; j < i + kGroup; j += L) top = Isa::max(top, Isa::abs(Isa::load(x + j)));
+        F top = Isa::zero(), poison = Isa::zero();
+        for (int j = i; j < i + kGroup; j += L) {
+            const F v = Isa::load(x + j);
+            top = Isa::max(top, Isa::abs(v));
+            poison = Isa::fma(v, Isa::zero(), poison);
+        }
         const float most = Isa::reduce_max(top);
-        const float scale = most / 127.0f;
+        const float scale = most / 127.0f + Isa::reduce_add(poison);
+        if (std::isnan(scale)) {  // no integer stands for what is not finite, and it must not be lost
+            std::memset(out.quants.data() + at * kGroup, 0, kGroup);
+            out.scales[at] = out.sums[at] = scale;
+            continue;
+        }
         const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
         const int total = Isa::quantise_group(x + i, inverse, out.quants.data() + at * kGroup);
         out.scales[at] = scale;
@@ -248,9 +257,9 @@ inline void rotate(float* x, const float* cosines, int half) {
     }
 }
 
-// e^x within 2 ulp or so for x <= 0; below -87 it is as good as 0.
+// e^x within 2 ulp or so for x <= 0; below -87 it is as good as 0. NaN stays NaN: of the two, max returns the second.
 inline F exponential(F x) {
-    x = Isa::max(x, Isa::set(-87.0f));
+    x = Isa::max(Isa::set(-87.0f), x);
     const F n = Isa::round(Isa::mul(x, Isa::set(1.44269504088896341f)));
     F f = Isa::fma(n, Isa::set(-0.693359375f), x);
     f = Isa::fma(n, Isa::set(2.12194440e-4f), f);
