@@ -40,15 +40,15 @@ class Context:
         """
         waiting: dict[int, _Rows] = {}
         due: list[_Rows] = []
-        row = 0
-        for item, verdict in zip(batch.items, verdicts, strict=True):
+        # One call: a slice a sequence would cost more than everything else here.
+        pieces = features.split_with_sizes([item.count for item in batch.items])
+        for item, verdict, piece in zip(batch.items, verdicts, pieces, strict=True):
             final = item.count - item.verify + verdict.accepted
             rows = self._waiting.get(item.sequence)
             if rows is None or rows.end != item.start:
                 rows = _Rows(item.start, item.start, item.pages)
-            rows.pieces.append(features[row : row + final])
+            rows.pieces.append(piece if final == item.count else piece[:final])
             rows.end, rows.pages = rows.end + final, item.pages
-            row += item.count
             if rows.end // self.page_size > rows.start // self.page_size:
                 due.append(rows)
             else:

@@ -8,7 +8,7 @@ is noticed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class DraftPlan:
             texts[row].drafted_round = texts[row].round  # whatever comes of it, others are next
             self._credit = min(self._credit - price, price)  # no more than one ahead
 
-    def watch(self, means: Mapping[str, Floats], throughput: Throughput) -> None:
+    def watch(self, means: Callable[[], Mapping[str, Floats]], throughput: Throughput) -> None:
         """After a step: would average blocks [gamma] of any of these regimes pay for a sequence alone?
 
         Looked at every few steps.
@@ -126,7 +126,7 @@ class DraftPlan:
             return
         seconds = throughput.planned(1, self.gamma, throughput.context)
         pays = any(
-            (gains(1.0, mean) / seconds)[1:].max(initial=0.0) > 1.0 / seconds[0] for mean in means.values()
+            (gains(1.0, mean) / seconds)[1:].max(initial=0.0) > 1.0 / seconds[0] for mean in means().values()
         )
         before = self.collapsed
         self._hopeless = 0 if pays else self._hopeless + _WATCH_STEPS

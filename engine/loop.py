@@ -268,7 +268,7 @@ class EngineLoop:
                 self.table.publish(sequence)
         stats = step_stats(batch, result, self._latched, forecast, begun, time.perf_counter())
         self.speculation.spent(stats.step_time - result.worker_time)
-        self.observer.step(stats, self.gauges())
+        self.observer.step(stats)
         return deltas + self.drain_aborted()
 
     def fail(self, batch: VerificationBatch, message: str) -> list[Delta]:

@@ -20,7 +20,7 @@ from engine.sequence import Sequence as Text
 from engine.survival import REGIMES, Blocks, Survival, regime
 from scheduler.calibration import Calibration, Regime
 from scheduler.policy import Choice, VerifyPolicy
-from scheduler.ranking import survivals
+from scheduler.ranking import Floats, survivals
 from scheduler.throughput import Throughput
 
 
@@ -161,42 +161,51 @@ class Speculation:
         """
         blocks = self._blocks
         assert blocks is not None
-        verified = np.array([item.verify for item in batch.items], dtype=np.int64)
-        accepted = np.array([verdict.accepted for verdict in result.verdicts], dtype=np.int64)
-        decided = np.array(
-            [
-                verdict.decided(item.verify)
-                for item, verdict in zip(batch.items, result.verdicts, strict=True)
-            ],
-            dtype=np.int64,
-        )
-        forecast = self._forecast(batch, blocks, verified)
+        forecast = self._forecast(batch, blocks)
+        if blocks.chances.shape[1]:  # most steps under load have no drafts, and little time to spare
+            self._learn(batch, result, texts, blocks, forecast)
+        if self.throughput is not None:
+            self._refresh(batch, result)
+            if self.policy.slots() is None and self.gamma:
+                self.plan.watch(lambda: self._means(texts), self.throughput)
+        return forecast
+
+    def _means(self, texts: Sequence[Text]) -> dict[str, Floats]:
+        return {name: self.survival.mean(name) for name in {regime(text.state.params) for text in texts}}
+
+    def _learn(
+        self,
+        batch: VerificationBatch,
+        result: StepResult,
+        texts: Sequence[Text],
+        blocks: Blocks,
+        forecast: Forecast,
+    ) -> None:
+        """From the blocks that waited: what looking up promised, what became of the drafts."""
         if self.throughput is not None and self._plain and (blocks.length[~blocks.modelled] > 0).any():
             sampling = sum(item.sample for item in batch.items)
             plain = sampling / (self._plain + self.throughput.per_token * sampling)
             self.lookups.observe(forecast.tokens / forecast.seconds / plain - 1.0)
+        verdicts = list(zip(batch.items, result.verdicts, strict=True))
+        decided = np.array([verdict.decided(item.verify) for item, verdict in verdicts], dtype=np.int64)
+        accepted = np.array([verdict.accepted for _, verdict in verdicts], dtype=np.int64)
         self.survival.observe(blocks, texts, decided, accepted)
-        if self.throughput is not None:
-            self._refresh(batch, result)
-            if self.policy.slots() is None and self.gamma:
-                names = {regime(text.state.params) for text in texts}
-                self.plan.watch({name: self.survival.mean(name) for name in names}, self.throughput)
-        return forecast
 
-    def _forecast(self, batch: VerificationBatch, blocks: Blocks, verified: np.ndarray) -> Forecast:
+    def _forecast(self, batch: VerificationBatch, blocks: Blocks) -> Forecast:
         """As it was foreseen when the step was latched: nothing has been learnt from it yet."""
-        expected = np.zeros(len(verified))
+        expected = [0.0] * len(batch.items)
         if blocks.chances.shape[1]:
             alive = survivals(blocks.chances)
+            verified = np.array([item.verify for item in batch.items])
             alive[np.arange(alive.shape[1]) >= verified[:, None]] = 0.0
-            expected = alive.sum(axis=1)
-        tokens = sum(item.sample for item in batch.items) + float(expected.sum())
+            expected = alive.sum(axis=1).tolist()
+        tokens = sum(item.sample for item in batch.items) + sum(expected)
         seconds = 0.0
         if self.throughput is not None:
             slots = sum(item.draft_slots for item in batch.items)
             seconds = float(self.throughput.seconds(batch.rows, 0, _context(batch), slots)[0])
             seconds += self.throughput.per_token * tokens
-        return Forecast(tokens, seconds, tuple(expected.tolist()))
+        return Forecast(tokens, seconds, tuple(expected))
 
     def spent(self, overhead: float) -> None:
         """Seconds that the step took beside the worker, its commit included."""

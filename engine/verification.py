@@ -79,12 +79,15 @@ def open_runs(items: Sequence[BatchItem], logits: torch.Tensor) -> list[Run]:
     for item in items:
         run = Run(item, row + item.scored)
         runs.append(run)
-        scores = score(item, logits[row : row + item.scored])
+        if item.scored:  # slicing alone takes a good part of a millisecond here, the caches being cold
+            scores = score(item, logits[row : row + item.scored])
+            if scores is None:
+                run.close("error")
+            else:
+                run.scores = scores
         row += item.logit_rows
-        if scores is None:
-            run.close("error")
+        if run.verdict is not None:
             continue
-        run.scores = scores
         if not item.sample:
             run.close()
         elif not item.budget:

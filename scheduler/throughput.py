@@ -48,12 +48,15 @@ class Curve:
     def _smooth(self) -> Floats:
         """Without noise: a larger size is never cheaper, and where nothing pads, costs rise ever faster.
 
-        A bump that is too large for noise stays.
+        Noise only ever slows a step down, so a size costs at most what a larger one was seen to cost. A bump
+        that is too large for noise stays.
         """
-        rising: Floats = np.maximum.accumulate(self._profile * self._own * self._common)
+        seen = self._profile * self._own * self._common
+        rising: Floats = np.minimum.accumulate(seen[::-1])[::-1]
         if self.staircase:
             return rising
-        return np.maximum(_lower_hull(self.sizes, rising), rising / _NOISE)
+        hull = np.interp(self.sizes, *_lower_hull(self.sizes.tolist(), rising.tolist()))
+        return np.maximum(hull, rising / _NOISE)
 
     def at(self, sizes: Floats | Sequence[float]) -> Floats:
         """Seconds at each size."""
@@ -89,7 +92,7 @@ class Curve:
     def scale(self, factor: float) -> None:
         """Everything takes `factor` times as long."""
         self._common *= factor
-        self.seconds = self._smooth()
+        self.seconds = self.seconds * factor
 
     def _around(self, size: float) -> list[tuple[int, float]]:
         """The points that a size lies between, and how much of it is each."""
@@ -106,19 +109,20 @@ class Curve:
         return list(zip(self.sizes.tolist(), measured.tolist(), strict=True))
 
 
-def _lower_hull(sizes: Floats, seconds: Floats) -> Floats:
-    """[n]: the largest convex curve that is nowhere above these points."""
-    kept: list[int] = []
-    for point in range(len(sizes)):
-        while len(kept) > 1:
-            before, last = kept[-2], kept[-1]
-            rise, run = seconds[last] - seconds[before], sizes[last] - sizes[before]
-            if (seconds[point] - seconds[last]) * run >= rise * (sizes[point] - sizes[last]):
-                break
-            kept.pop()
-        kept.append(point)
-    out: Floats = np.interp(sizes, sizes[kept], seconds[kept])
-    return out
+def _lower_hull(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Corners of the largest convex curve that is nowhere above these points.
+
+    Of plain numbers: this runs with every step, and they are few.
+    """
+    x: list[float] = []
+    y: list[float] = []
+    for size, cost in zip(sizes, seconds, strict=True):
+        while len(x) > 1 and (cost - y[-2]) * (x[-1] - x[-2]) < (y[-1] - y[-2]) * (size - x[-2]):
+            x.pop()
+            y.pop()
+        x.append(size)
+        y.append(cost)
+    return x, y
 
 
 @dataclass

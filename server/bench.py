@@ -39,7 +39,7 @@ class _Tally:
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
-    def step(self, stats: Any, gauges: Any) -> None:
+    def step(self, stats: Any) -> None:
         self.steps.append(stats)
 
     def first_token(self, seconds: float) -> None:
@@ -51,7 +51,6 @@ class _Tally:
     def finished(self, stats: Any) -> None: ...
     def preempted(self) -> None: ...
     def prefix_cache(self, queried_tokens: int, hit_tokens: int) -> None: ...
-    def gauges(self, gauges: Any) -> None: ...
 
     def clear(self) -> None:
         self.steps.clear()

@@ -109,7 +109,7 @@ class Metrics:
 
     # EngineObserver
 
-    def step(self, stats: StepStats, gauges: EngineGauges) -> None:
+    def step(self, stats: StepStats) -> None:
         counters, histograms = self._counters, self._histograms
         histograms["step_seconds"].observe(stats.step_time)
         histograms["forward_seconds"].observe(stats.forward_time)
@@ -120,7 +120,6 @@ class Metrics:
             counters["corrupted_requests"].inc(stats.corrupted)
         self._speculation.step(stats)
         self.recent.append(stats)
-        self.gauges(gauges)
 
     def first_token(self, seconds: float) -> None:
         self._histograms["time_to_first_token_seconds"].observe(seconds)

@@ -50,7 +50,7 @@ class Steps(NullObserver):
         self.steps: list[Any] = []
         self.first: list[float] = []
 
-    def step(self, stats: Any, gauges: Any) -> None:
+    def step(self, stats: Any) -> None:
         self.steps.append(stats)
 
     def first_token(self, seconds: float) -> None:

@@ -60,7 +60,7 @@ class Steps(NullObserver):
     def __init__(self) -> None:
         self.seconds: list[tuple[float, float, float]] = []
 
-    def step(self, stats: Any, gauges: Any) -> None:
+    def step(self, stats: Any) -> None:
         self.seconds.append((stats.step_time, stats.verify_time, stats.draft_time))
 
 

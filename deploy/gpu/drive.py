@@ -31,7 +31,7 @@ class Steps(NullObserver):
     def __init__(self) -> None:
         self.steps: list[StepStats] = []
 
-    def step(self, stats: StepStats, gauges: Any) -> None:
+    def step(self, stats: StepStats) -> None:
         self.steps.append(stats)
 
 

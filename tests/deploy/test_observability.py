@@ -29,7 +29,8 @@ def exported() -> dict[str, set[str]]:
     """Names of all series and their labels, once each of them has a sample."""
     metrics = Metrics("dspark:", "m")
     step = StepStats(0.02, 0.01, 0.0, 4, 0, 1, 3, (3,), (2,), undrafted="off")
-    metrics.step(step, EngineGauges(calibration_errors=(("greedy", 0.1),)))
+    metrics.step(step)
+    metrics.gauges(EngineGauges(calibration_errors=(("greedy", 0.1),)))
     metrics.http_request("/v1/completions", 200)
     metrics.rejected("queue_full")
     series: dict[str, set[str]] = {}

@@ -107,7 +107,7 @@ class Steps(NullObserver):
     def __init__(self) -> None:
         object.__setattr__(self, "seen", [])
 
-    def step(self, stats: StepStats, gauges: Any) -> None:
+    def step(self, stats: StepStats) -> None:
         self.seen.append(stats)
 
 

@@ -53,7 +53,7 @@ def run(drafter, policy, count: int = 6, seen: list | None = None, **how) -> Eng
     """`seen` gets the figures of every step."""
 
     class Steps(NullObserver):
-        def step(self, stats, gauges) -> None:
+        def step(self, stats) -> None:
             if seen is not None:
                 seen.append(stats)
 
@@ -178,12 +178,12 @@ def test_drafts_that_are_never_accepted_are_given_up_and_come_back(caplog):
     plan = DraftPlan(4)
     bad, good = {"greedy": np.full(4, 0.01)}, {"greedy": np.full(4, 0.9).cumprod()}
     for _ in range(511):
-        plan.watch(bad, throughput)
+        plan.watch(lambda: bad, throughput)
     assert not plan.collapsed
-    plan.watch(bad, throughput)
+    plan.watch(lambda: bad, throughput)
     assert plan.collapsed
     for _ in range(16):
-        plan.watch(bad | {"rejection": good["greedy"]}, throughput)  # one kind of request is enough
+        plan.watch(lambda: bad | {"rejection": good["greedy"]}, throughput)  # one kind of request is enough
     assert not plan.collapsed
     assert [record.message.split(":")[0].split(",")[0] for record in caplog.records] == [
         "drafts have long not paid",
@@ -313,7 +313,7 @@ def test_while_a_long_prompt_takes_the_rows_nobody_drafts():
     seen: list = []
 
     class Steps(NullObserver):
-        def step(self, stats, gauges) -> None:
+        def step(self, stats) -> None:
             seen.append(stats)
 
     engine = Engine(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.outputs import EngineGauges, RequestStats, StepStats, Usage
+from engine.outputs import RequestStats, StepStats, Usage
 from server.debug import MOST
 from server.request_metrics import metrics_json
 from tests.server.conftest import Served
@@ -21,7 +21,7 @@ def test_the_scheduler_is_not_shown_unless_that_was_asked_for(served: Served) ->
 def test_the_last_steps_are_shown(serve: Serve) -> None:
     served = serve(enable_debug_endpoints=True)
     for rows in range(MOST + 40):
-        served.metrics.step(StepStats(0.02, 0.01, 0.0, rows, 0, 1, 1, (2,), (1,)), EngineGauges())
+        served.metrics.step(StepStats(0.02, 0.01, 0.0, rows, 0, 1, 1, (2,), (1,)))
     reply = served.client.get("/debug/scheduler", params={"last": 3}).json()
     assert reply["policy"] == "off"
     assert [step["rows"] for step in reply["steps"]] == [MOST + 37, MOST + 38, MOST + 39]

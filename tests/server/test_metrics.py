@@ -45,8 +45,8 @@ def step(
 
 def test_speculation(metrics: Metrics) -> None:
     observer: EngineObserver = metrics
-    observer.step(step((3, 0, 4), (2, 0, 4), emitted=9), EngineGauges())
-    observer.step(step((2,), (0,), emitted=1, corrupted=1), EngineGauges())
+    observer.step(step((3, 0, 4), (2, 0, 4), emitted=9))
+    observer.step(step((2,), (0,), emitted=1, corrupted=1))
     assert metrics.value("spec_decode_num_drafts_total") == 3
     assert metrics.value("spec_decode_num_draft_tokens_total") == 9
     assert metrics.value("spec_decode_num_accepted_tokens_total") == 6
@@ -69,9 +69,10 @@ def test_what_was_foreseen_stands_beside_what_came(metrics: Metrics) -> None:
         step((3, 0), (2, 0), emitted=4), waiting=(5, 0), expected=(1.5, 0.0), slots=(4, 0, 2), capacity=90,
         forecast_tokens=3.5, forecast_time=0.025,
     )  # fmt: skip
-    metrics.step(foreseen, EngineGauges(calibration_errors=(("greedy", 0.03),), collapsed=True))
-    metrics.step(step((0,), (0,), emitted=1), EngineGauges())  # of which nothing was foreseen
-    metrics.step(replace(foreseen, undrafted="does_not_pay", slots=(0,)), EngineGauges())
+    metrics.step(foreseen)
+    metrics.step(step((0,), (0,), emitted=1))  # of which nothing was foreseen
+    metrics.step(replace(foreseen, undrafted="does_not_pay", slots=(0,)))
+    metrics.gauges(EngineGauges(calibration_errors=(("greedy", 0.03),), collapsed=True))
     assert metrics.value("spec_decode_num_proposed_tokens_total") == 10
     assert metrics.value("spec_decode_expected_accepted_tokens_total") == 3.0
     assert metrics.value("spec_decode_num_slots_total") == 6

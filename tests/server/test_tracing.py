@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.outputs import EngineGauges, StepStats
+from engine.outputs import StepStats
 from server.startup import StartError
 from server.tracing import exporter
 from tests.server.conftest import Served, wait_until
@@ -68,7 +68,7 @@ def test_rounds_are_the_steps_meanwhile(traced: Served, spans: Any) -> None:
             0.02, 0.01, 0.004, 8, 0, 1, 3, (3,), (2,), begun=begun, latch_time=0.001,
             worker_begun=begun + 0.001, verify_time=0.002, commit_begun=begun + 0.018,
         )  # fmt: skip
-        traced.metrics.step(step, EngineGauges())
+        traced.metrics.step(step)
     traced.complete()
     found = finished(spans, 12)
     names = [span.name for span in spans.get_finished_spans()]
