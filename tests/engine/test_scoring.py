@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.outputs import EngineGauges, NullObserver, StepStats
+from engine.outputs import NullObserver, StepStats
 from engine.params import ParamError
 from scheduler.admission import Limits
 from tests.engine.harness import (
@@ -199,7 +199,7 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, Any], param: str) -> N
 class Corrupted(NullObserver):
     count = 0
 
-    def step(self, stats: StepStats, gauges: EngineGauges) -> None:
+    def step(self, stats: StepStats) -> None:
         self.count += stats.corrupted
 
 
