@@ -34,7 +34,7 @@ def throughput(
         "block": block,
         "rows": most_rows,
         "sequences": most_sequences,
-        "form": 5,
+        "form": 6,
     }
     text = json.dumps(known, sort_keys=True, default=str)
     file = cache / "profiles" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"

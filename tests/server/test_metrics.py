@@ -84,7 +84,9 @@ def test_what_was_foreseen_stands_beside_what_came(metrics: Metrics) -> None:
     assert metrics.value("forecast_measured_seconds_total") == pytest.approx(0.04)
     assert metrics.value("spec_decode_steps_without_draft_total", reason="does_not_pay") == 1
     assert metrics.value("spec_decode_calibration_error", regime="greedy") == 0.03
-    assert metrics.value("spec_decode_collapsed") == 0  # the last word
+    assert metrics.value("spec_decode_collapsed") == 1
+    metrics.gauges(EngineGauges())
+    assert metrics.value("spec_decode_collapsed") == 0
 
 
 def test_requests(metrics: Metrics) -> None:
