@@ -18,7 +18,7 @@ help: ## List the targets
 serve: env ## Serve the default model on http://127.0.0.1:8000 (flags in ARGS)
 	@exec $(BIN)/dspark serve $(ARGS)
 
-test: env-dev ## Run all tests (pytest's flags in ARGS)
+test: env-dev ## Run all tests but the long ones (pytest's flags in ARGS)
 	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile $(ARGS)
 
 test-all: env-all ## Run the long tests too, those that take minutes each

@@ -23,7 +23,7 @@ venv=${VENV:-.venv}
 torch=${TORCH:-default}
 cpu_index=https://download.pytorch.org/whl/cpu
 lock=requirements/lock.txt
-tools=requirements/tools.txt
+tools="requirements/tools.txt requirements/ray.txt"
 stamp=$venv/.stamp
 making=$venv/.making
 
@@ -34,13 +34,16 @@ case $level in runtime | dev | all) ;; *) die "'$level' is none of runtime, dev,
 case $torch in default | cpu | cuda) ;; *) die "TORCH=$torch is none of default, cpu, cuda" ;; esac
 
 # The directory is part of the key: an environment that was copied along with its clone is not usable.
-key=$({ pwd; echo "$torch"; cat pyproject.toml "$lock" "$tools"; } | cksum)
+key=$({ pwd; echo "$torch"; cat pyproject.toml "$lock"; } | cksum)
+# shellcheck disable=SC2086  # one word a file
+tools_key=$(cat $tools | cksum)
 
 finished() {
-  local had_level had_key
-  { read -r had_level && read -r had_key; } 2>/dev/null <"$stamp" || return 1
+  local had_level had_key had_tools
+  { read -r had_level && read -r had_key && read -r had_tools; } 2>/dev/null <"$stamp" || return 1
   [ "$had_key" = "$key" ] || return 1
   case $had_level:$level in
+    all:all) [ "$had_tools" = "$tools_key" ]; return ;;
     "$level:$level" | dev:runtime | all:*) return 0 ;;
     *) return 1 ;;
   esac
@@ -215,8 +218,8 @@ say "installing the other packages at the versions of $lock"
 pip_install -r "$venv/requirements.txt" -c "$lock"
 
 if [ "$level" = all ]; then
-  say "installing the tools of $tools"
-  pip_install -r "$tools" -c "$lock"
+  say "installing the tools of ${tools%% *}"
+  pip_install -r "${tools%% *}" -c "$lock"
 fi
 
 say "installing the project"
@@ -224,7 +227,7 @@ pip_install --no-deps --no-build-isolation -e .
 say "loading everything once"
 load_once
 
-printf '%s\n%s\n' "$level" "$key" >"$stamp.new"
+printf '%s\n%s\n%s\n' "$level" "$key" "$tools_key" >"$stamp.new"
 mv "$stamp.new" "$stamp"
 rm -f "$making"
 say "ready"

@@ -15,5 +15,6 @@ if [ ! -e "$policy" ]; then
   chmod +x "$policy"
   trap 'rm -f "$policy"' EXIT
 fi
-apt-get update -qq
-DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}"
+once=(-o Acquire::Retries=0 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20) # no network is told soon
+apt-get "${once[@]}" update -qq
+DEBIAN_FRONTEND=noninteractive apt-get "${once[@]}" install -qq -y --no-install-recommends "${missing[@]}"

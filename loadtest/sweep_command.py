@@ -138,7 +138,9 @@ def _sweep(args: argparse.Namespace, slo: Slo | None, say: _Say) -> Sweep:
     settings = describe_plan(ladder.plan(template, ladder.loads[0], 0))
     settings = {name: value for name, value in settings.items() if name not in ("users", "rate", "seed")}
     settings |= {"prompts_from": sorted([*args.prompts, args.data or ""]), "slo": str(slo) if slo else None}
-    settings |= {"model": args.model, "serve_args": args.serve_args, "together": args.together}
+    settings |= {"model": args.model, "serve_args": args.serve_args}
+    if args.together:
+        settings["together"] = True
     store = Store(Path(args.output), settings)
     ours = all(config.url is None for config in configs)
     how = args.prefix_cache or ("salt" if ours else "text")
