@@ -17,7 +17,7 @@ from drafters.stored_tensors import differs
 from drafters.target_tensors import TargetTensors
 from engine.native.draft import NativeDraftModel, SequentialHead, Slot, Span
 from engine.native.rows import KINDS
-from engine.native.weights import Rows, Weights, as_bf16, in_blocks
+from engine.native.weights import Rows, Weights, as_bf16, in_q4
 from engine.native_executor import NativeExecutor
 
 _HEADS = {"none": "none", "vanilla": "markov", "gated": "gated", "rnn": "rnn"}
@@ -27,7 +27,7 @@ class NativeDraftBlocks:
     """Loads a checkpoint beside a target. Raises NativeError, FileNotFoundError or ValueError.
 
     `head` [V, d] are the target's rows, needed where the checkpoint restricts the vocabulary. `small` keeps
-    the matrices in Q4_1 instead of bf16, a restricted head among them. `borrowed` reads the target's
+    the matrices in Q4 blocks instead of bf16, a restricted head among them. `borrowed` reads the target's
     embedding and head, which those in a checkpoint are compared with; without it a checkpoint's own are
     passed over.
     """
@@ -44,7 +44,7 @@ class NativeDraftBlocks:
         config, tensors = load_tensors(folder)
         self.config = config
         d2t = tensors.pop("d2t", None)
-        shrink = _small if small else _as_they_are
+        shrink = in_q4 if small else _as_they_are
         weights = shrink(as_bf16((name, value) for name, value in tensors.items() if name not in ALIASED))
         ids = None if d2t is None else d2t.numpy().astype(np.int32)
         own_head = None if borrowed is None else _own_head(tensors, borrowed, d2t, shrink)
@@ -131,10 +131,6 @@ class NativeDraftBlocks:
 
 def _as_they_are(weights: Weights) -> Weights:
     return weights
-
-
-def _small(weights: Weights) -> Weights:
-    return in_blocks(weights, "Q4_1")
 
 
 def _only(weights: Weights) -> Rows:

@@ -31,11 +31,11 @@ _STEPS_SEATED = 64
 
 
 class QueueFull(RuntimeError):
-    """Too many requests are waiting; try again after `retry_after` seconds."""
+    """Too many requests are waiting, or for too long; try again after `retry_after` seconds."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, retry_after: float, reason: str = "queue_full") -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after, self.reason = retry_after, reason
 
 
 class Draining(RuntimeError):
@@ -200,7 +200,11 @@ class AsyncEngine:
             raise EngineDead("the engine has failed; see the server's log")
         if self.state != "running":
             raise Draining("the server is shutting down" if self.state == "draining" else "still starting")
-        self._check_queue(request, patient)
+        try:
+            self.check_room(request.params.n, request.priority, patient)
+        except QueueFull:
+            self._loop.intake.check(request)  # a request that can never run is told so, full or not
+            raise
         active = self._loop.add(request)
         stream = RequestStream(self, active)
         self._streams[request.request_id] = stream
@@ -208,16 +212,20 @@ class AsyncEngine:
         self._wake.set()
         return stream
 
-    def _check_queue(self, request: Request, patient: bool) -> None:
-        """Raises QueueFull: better told at once than served too late."""
-        waiting = len(self._loop.waiting)
-        wait = self._pace.wait(waiting, _STEPS_SEATED * self._step_time / self._loop.limits.max_sequences)
-        full = waiting + request.params.n > self.max_queued
-        if not full and (patient or not 0 < self.max_wait < wait):
-            return
-        self._loop.intake.check(request)  # a request that can never run is told so, full or not
-        retry_after = max(1.0, wait - (0.0 if full else self.max_wait))
-        raise QueueFull(f"{waiting} sequences are waiting, for about {wait:.0f} s", retry_after)
+    def check_room(self, n: int = 1, priority: int = 0, patient: bool = False) -> None:
+        """Raises QueueFull where `n` choices would not be taken: told at once, not served too late.
+
+        For whoever would rather know before a prompt is worked on; `submit` looks by itself.
+        """
+        queue = self._loop.waiting
+        guess = _STEPS_SEATED * self._step_time / self._loop.limits.max_sequences
+        before = sum(each.rank[0] <= priority for each in queue)
+        wait = self._pace.wait(before, time.monotonic(), guess)
+        if len(queue) + n > self.max_queued:
+            raise QueueFull(f"{len(queue)} sequences are waiting already", max(1.0, wait))
+        if not patient and 0 < self.max_wait < wait:
+            message = f"{before} sequences are waiting, for about {wait:.0f} s"
+            raise QueueFull(message, max(1.0, wait - self.max_wait), "queue_wait")
 
     def abort(self, request_id: str) -> None:
         """End a request, now or with the step in flight."""
@@ -267,10 +275,9 @@ class AsyncEngine:
             self._end_all(f"the engine failed: {error}")
 
     def _begin(self) -> VerificationBatch | None:
-        waited = len(self._loop.waiting)
+        seated = self._loop.seated
         batch = self._loop.begin()
-        waiting = len(self._loop.waiting)
-        self._pace.admitted(waited - waiting, waiting, time.monotonic())
+        self._pace.admitted(self._loop.seated - seated, self._loop.held, time.monotonic())
         return batch
 
     @staticmethod

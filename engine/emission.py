@@ -9,6 +9,12 @@ from engine.batch import Verdict
 from engine.outputs import FinishReason, OutputDelta, Round, TokenLogprob
 from engine.sequence import Sequence
 
+#: of the ends that are somebody's fault, what to tell
+FAULTS = {
+    "error": "the model returned values that are not finite",
+    "forbidden": "what the request allows leaves no token to go on with",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Emission:

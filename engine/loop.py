@@ -18,7 +18,7 @@ from itertools import islice
 import numpy as np
 
 from engine.batch import BatchItem, DraftBlock, StepResult, Verdict, VerificationBatch
-from engine.emission import Emission, emit
+from engine.emission import FAULTS, Emission, emit
 from engine.intake import Intake
 from engine.outputs import (
     EngineGauges,
@@ -39,10 +39,6 @@ Delta = tuple[ActiveRequest, OutputDelta]
 
 #: how far down the queue a step looks for a sequence that fits
 _SCAN_DEPTH = 64
-_FAULTS = {
-    "error": "the model returned values that are not finite",
-    "forbidden": "what the request allows leaves no token to go on with",
-}
 
 
 class EngineLoop:
@@ -67,6 +63,7 @@ class EngineLoop:
         self.requests: dict[str, ActiveRequest] = {}
         self.running: list[Sequence] = []  # in order of rank
         self.waiting: list[Sequence] = []  # in order of rank
+        self.seated = 0  # so far, each at its first time
         self._owner: dict[int, ActiveRequest] = {}
         self._in_flight: VerificationBatch | None = None
         self._latched: Latch | None = None
@@ -99,6 +96,11 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting or self._aborted)
+
+    @property
+    def held(self) -> bool:
+        """Whether anyone who waits could run, if there were room."""
+        return any(not self._follows(sequence) for sequence in self.waiting)
 
     def gauges(self) -> EngineGauges:
         pool = self.pool
@@ -185,12 +187,16 @@ class EngineLoop:
         """Waiting sequences that could start now, with what the prefix cache holds for them."""
         now = self.clock()
         for sequence in islice(self.waiting, _SCAN_DEPTH):
+            if self._follows(sequence):
+                continue
             owner = self._owner[sequence.key]
-            leader = owner.sequences[0]
-            if sequence is not leader and leader.generated == 0 and leader.finish_reason is None:
-                continue  # its prompt is being computed by the first choice, whose pages it will share
             pending, pages = self.table.probe(sequence)
             yield Waiting(sequence.key, pending, pages, now - owner.arrived, sequence.unscored)
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Whether its prompt is being computed by the request's first choice, whose pages it will share."""
+        leader = self._owner[sequence.key].sequences[0]
+        return sequence is not leader and leader.generated == 0 and leader.finish_reason is None
 
     def _draft_slots(self, members: list[Sequence], sampling: list[Sequence], plan: StepPlan) -> list[Slots]:
         """How many tokens to draft for each after this step; fixed before anything is drafted."""
@@ -225,6 +231,7 @@ class EngineLoop:
     def _admit(self, sequence: Sequence) -> None:
         self.table.seat(sequence)
         sequence.status = Status.RUNNING
+        self.seated += sequence.generated == 0
         self.waiting.remove(sequence)
         insert(self.running, sequence)
         owner = self._owner[sequence.key]
@@ -299,7 +306,7 @@ class EngineLoop:
         owner.count(item.verify, emission.round.accepted, tokens)
         self._time_emission(owner, sequence, tokens)
         if emission.finish is not None:
-            error = _FAULTS.get(verdict.finish or "") if emission.finish == "error" else None
+            error = FAULTS.get(verdict.finish or "") if emission.finish == "error" else None
             return self._end(sequence, emission.finish, emission, error)
         return owner, emission.delta(sequence.choice)
 

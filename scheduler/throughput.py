@@ -48,19 +48,26 @@ class Curve:
     def _smooth(self) -> Floats:
         """Without noise: a larger size is never cheaper, and where nothing pads, costs rise ever faster.
 
-        Noise only ever slows a step down, so a size costs at most what a larger one was seen to cost. A bump
-        that is too large for noise stays.
+        Noise only ever slows a step down, so a size costs at most what a larger one was seen to cost. A slope
+        that falls by too much for noise stays.
         """
-        seen = self._profile * self._own * self._common
-        rising: Floats = np.minimum.accumulate(seen[::-1])[::-1]
+        rising: Floats = np.minimum.accumulate(self._seen()[::-1])[::-1]
         if self.staircase:
             return rising
         hull = np.interp(self.sizes, *_lower_hull(self.sizes.tolist(), rising.tolist()))
         return np.maximum(hull, rising / _NOISE)
 
+    def _seen(self) -> Floats:
+        """With what noise there is in it."""
+        seen: Floats = self._profile * self._own * self._common
+        return seen
+
     def at(self, sizes: Floats | Sequence[float]) -> Floats:
         """Seconds at each size."""
-        wanted, known = np.asarray(sizes, dtype=np.float64), self.seconds
+        return self._read(self.seconds, sizes)
+
+    def _read(self, known: Floats, sizes: Floats | Sequence[float]) -> Floats:
+        wanted = np.asarray(sizes, dtype=np.float64)
         if self.staircase:
             inside = known[np.minimum(np.searchsorted(self.sizes, wanted), len(known) - 1)]
         else:
@@ -76,7 +83,9 @@ class Curve:
 
         Returns the factor by which all sizes were moved.
         """
-        expected = float(self.at([size])[0])
+        # Against what was seen, not what is made of it, or a size that does cost more than the next would
+        # for ever seem to say that all have become slower.
+        expected = float(self._read(self._seen(), [size])[0])
         if expected <= 0.0:
             return 1.0
         ratio = min(max(seconds / expected, 1.0 / _MOST_RATIO), _MOST_RATIO)
@@ -105,8 +114,7 @@ class Curve:
 
     def to_list(self) -> list[tuple[float, float]]:
         """What was measured, as live steps have moved it and noise included: from it comes the same curve."""
-        measured = self._profile * self._own * self._common
-        return list(zip(self.sizes.tolist(), measured.tolist(), strict=True))
+        return list(zip(self.sizes.tolist(), self._seen().tolist(), strict=True))
 
 
 def _lower_hull(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -30,7 +30,7 @@ def routes(context: ServerContext) -> APIRouter:
         engine = context.accepting()
         params = wanted.sampling()
         names = _names(wanted)
-        check(context, engine, params, names)
+        check(context, engine, params, names, wanted.priority)
         context.check_choices(1, params.n)
         plan = context.ways.plan(wanted.turns, wanted.tool_use, wanted.form)
         variables = wanted.template_variables

@@ -29,7 +29,7 @@ def routes(context: ServerContext) -> APIRouter:
         model = context.check_model(wanted.model)
         engine = context.accepting()
         params = wanted.sampling()
-        check(context, engine, params, {})
+        check(context, engine, params, {}, wanted.priority)
         context.check_choices(len(wanted.prompt), params.n)
         keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
         special = wanted.add_special_tokens is not False

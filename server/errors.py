@@ -101,7 +101,7 @@ def translate(exc: Exception, rename: dict[str, str] | None = None) -> ApiError:
         param = (rename or {}).get(exc.param, exc.param)
         return invalid(str(exc), param, getattr(exc, "code", None) or "invalid_value")
     if isinstance(exc, QueueFull):
-        return overloaded("The request queue is full; try again later.", exc.retry_after)
+        return overloaded(f"The request queue is full: {exc}. Try again later.", exc.retry_after)
     if isinstance(exc, Draining):
         return shutting_down()
     if isinstance(exc, EngineDead):

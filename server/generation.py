@@ -153,13 +153,24 @@ async def with_bad_words(
 
 
 def check(
-    context: ServerContext, engine: AsyncEngine, params: SamplingParams, rename: dict[str, str]
+    context: ServerContext,
+    engine: AsyncEngine,
+    params: SamplingParams,
+    rename: dict[str, str],
+    priority: int | None,
 ) -> None:
-    """Refuse parameters that the engine would not take; ApiError speaks the names of `rename`."""
+    """Refuse what the engine would not take, before the prompt costs anything: under overload that is most.
+
+    ApiError speaks the names of `rename`.
+    """
     try:
         params.check(engine.tokenizer.vocab_size, context.settings.max_logprobs)
+        engine.check_room(params.n, priority or 0)
     except ParamError as exc:
         raise translate(exc, rename) from None
+    except QueueFull as exc:
+        context.metrics.rejected(exc.reason)
+        raise translate(exc) from exc
 
 
 def submit(
@@ -175,7 +186,7 @@ def submit(
         for stream in streams:
             stream.abort()
         if isinstance(exc, QueueFull):
-            context.metrics.rejected("queue_full")
+            context.metrics.rejected(exc.reason)
         elif isinstance(exc, Draining):
             context.metrics.rejected("draining")
         raise translate(exc, rename) from (None if isinstance(exc, ParamError) else exc)

@@ -107,6 +107,17 @@ class Metrics:
         self._gauges["step_age_seconds"].set(step_age)
         self._gauges["asyncio_tasks"].set(tasks)
 
+    def gauges(self, gauges: EngineGauges) -> None:
+        own = self._gauges
+        own["num_requests_running"].set(gauges.running)
+        own["num_requests_waiting"].set(gauges.waiting)
+        own["num_tokens_waiting"].set(gauges.queued_tokens)
+        own["kv_cache_usage_perc"].set(gauges.kv_usage)
+        own["kv_pages_free"].set(gauges.pages_free)
+        own["kv_pages_cached"].set(gauges.pages_cached)
+        own["kv_pages_total"].set(gauges.pages_total)
+        self._speculation.gauges(gauges)
+
     # EngineObserver
 
     def step(self, stats: StepStats) -> None:
@@ -141,17 +152,6 @@ class Metrics:
     def prefix_cache(self, queried_tokens: int, hit_tokens: int) -> None:
         self._counters["prefix_cache_queries"].inc(queried_tokens)
         self._counters["prefix_cache_hits"].inc(hit_tokens)
-
-    def gauges(self, gauges: EngineGauges) -> None:
-        own = self._gauges
-        own["num_requests_running"].set(gauges.running)
-        own["num_requests_waiting"].set(gauges.waiting)
-        own["num_tokens_waiting"].set(gauges.queued_tokens)
-        own["kv_cache_usage_perc"].set(gauges.kv_usage)
-        own["kv_pages_free"].set(gauges.pages_free)
-        own["kv_pages_cached"].set(gauges.pages_cached)
-        own["kv_pages_total"].set(gauges.pages_total)
-        self._speculation.gauges(gauges)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(self._prefix + name, text, ["model_name", *labels], registry=self.registry)

@@ -33,7 +33,7 @@ def routes(context: ServerContext) -> APIRouter:
         model = context.check_model(wanted.model)
         engine = context.accepting()
         params = wanted.sampling()
-        check(context, engine, params, _NAMES)
+        check(context, engine, params, _NAMES, wanted.priority)
         plan = context.ways.plan(wanted.turns, wanted.tool_use, wanted.form)
         asked = await prepared(context, engine, wanted, params, plan, {}, "input")
         if params.logprobs is not None and not asked.plain:

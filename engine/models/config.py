@@ -61,8 +61,9 @@ class ModelConfig:
         folder = Path(folder)
         generation = folder / "generation_config.json"
         raw = _read_object(folder / "config.json")
+        ends = _read_object(generation) if generation.is_file() else None
         try:
-            return cls.from_dict(raw, _read_object(generation) if generation.is_file() else None)
+            return cls.from_dict(raw, ends)
         except UnsupportedModel:
             raise
         except (ValueError, TypeError, AttributeError, LookupError) as error:  # values that no config has

@@ -64,20 +64,22 @@ def as_bf16(tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
     return weights
 
 
-def in_blocks(weights: Weights, format: str) -> Weights:
-    """The same with matrices in blocks of `format`, where their rows are whole blocks of 32."""
+def in_q4(weights: Weights) -> Weights:
+    """The same with larger matrices in Q4_1 blocks, where their rows are whole blocks of 32."""
     return {
-        name: _recoded(entry, format) if isinstance(entry, Rows) and entry.cols % 32 == 0 else entry
+        name: _in_q4(entry) if isinstance(entry, Rows) and entry.cols % 32 == 0 else entry
         for name, entry in weights.items()
     }
 
 
-def _recoded(rows: Rows, format: str) -> Rows:
+def _in_q4(rows: Rows) -> Rows:
     import gguf
 
+    if rows.format.startswith("Q4"):
+        return rows
     kinds = gguf.GGMLQuantizationType
     values = gguf.dequantize(np.ascontiguousarray(rows.data), kinds[rows.format])
-    return Rows(format, gguf.quantize(values, kinds[format]), rows.cols)
+    return Rows("Q4_1", gguf.quantize(values, kinds.Q4_1), rows.cols)
 
 
 def _short(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -80,10 +81,13 @@ class Serving:
         )
         self._names = 0
 
-    def submit(self, prompt: list[int] = PROMPT, *, patient: bool = False, **params: Any) -> RequestStream:
+    def submit(
+        self, prompt: list[int] = PROMPT, *, patient: bool = False, priority: int = 0, **params: Any
+    ) -> RequestStream:
         self._names += 1
         settings = {"max_tokens": 12, "ignore_eos": True, "seed": 1, **params}
-        request = Request(f"r{self._names}", list(prompt), SamplingParams(**settings))
+        sampling = SamplingParams(**settings)
+        request = Request(f"r{self._names}", list(prompt), sampling, priority=priority)
         return self.engine.submit(request, patient=patient)
 
 
@@ -313,8 +317,8 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back():
 
 async def test_who_would_wait_too_long_is_told_at_once():
     async with serving(max_sequences=1, max_wait=5.0) as served:
-        served.engine._pace.admitted(0, 1, 0.0)
-        served.engine._pace.admitted(1, 0, 3.0)  # three seconds a seat
+        served.engine._pace.admitted(0, True, 0.0)
+        served.engine._pace.admitted(1, False, 3.0)  # three seconds a seat
         served.gate.close()
         running = served.submit()
         await served.gate.begun()
@@ -322,13 +326,17 @@ async def test_who_would_wait_too_long_is_told_at_once():
         with pytest.raises(QueueFull) as caught:
             served.submit(seed=4)
         assert caught.value.retry_after == pytest.approx(1.0)  # six seconds, less five
+        assert caught.value.reason == "queue_wait"
+        urgent = served.submit(seed=6, priority=-1)  # before whom nobody waits
         queued.append(served.submit(seed=4, patient=True))
         with pytest.raises(ParamError):
             served.submit(temperature=-1.0)
         served.gate.open()
         texts = await within(asyncio.gather(*map(read, [running, *queued])))
         assert texts == [expected(seed=seed) for seed in (1, 2, 3, 4)]
-        assert served.engine._pace.wait(1, 0.0) < 3.0  # learnt from the seats that came free since
+        assert await within(read(urgent)) == expected(seed=6)
+        seat = served.engine._pace.wait(1, time.monotonic(), 0.0)
+        assert seat < 3.0  # learnt from the seats that came free since
 
 
 async def test_a_request_that_can_never_run_is_refused_at_the_door():

@@ -145,7 +145,7 @@ def test_what_did_not_pay_is_not_weighed_again_at_once():
     assert not plan.rests(2)
 
 
-@pytest.mark.parametrize(("verify", "share"), [(CHEAP, 1.0), (DEAR, 0.48)], ids=["cheap", "dear"])
+@pytest.mark.parametrize(("verify", "share"), [(CHEAP, 1.0), (DEAR, 0.25)], ids=["cheap", "dear"])
 def test_what_promises_nothing_is_looked_up_now_and_then(verify, share):
     class LookedUp:
         name, feature_layers, identity, asked = "looked up", (), "", 0
@@ -162,7 +162,7 @@ def test_what_promises_nothing_is_looked_up_now_and_then(verify, share):
     run(drafter, Speculation(LookAhead(), 0, throughput, lookup=2), seen=seen, temperature=0.0)
     steps = len(seen)
     assert any(lengths(seen)) == (verify is CHEAP)
-    assert drafter.asked == pytest.approx(share * steps, rel=0.1)  # it takes 16 steps to see
+    assert drafter.asked == pytest.approx(share * steps, rel=0.1)  # it takes some steps to see
 
 
 def test_a_cap_ends_a_block_and_lets_others_have_more():

@@ -218,6 +218,10 @@ class FakeEngine:
             stream.abort()
         await asyncio.sleep(0.01)
 
+    def check_room(self, n: int = 1, priority: int = 0) -> None:
+        if len(self.active) + n > self.queue_limit:
+            raise QueueFull("full", 2.5)
+
     def submit(self, request: Request, *, patient: bool = False) -> FakeStream:
         if self.state == "dead":
             raise EngineDead("dead")
@@ -227,8 +231,7 @@ class FakeEngine:
         wanted = 1 if request.params.max_tokens is None else request.params.max_tokens
         if len(request.prompt_token_ids) + wanted > self.max_model_len:
             raise ParamError("prompt", "the prompt is too long", code="context_length_exceeded")
-        if len(self.active) + request.params.n > self.queue_limit:
-            raise QueueFull("full", 2.5)
+        self.check_room(request.params.n)
         stream = FakeStream(self, request)
         self.active.add(stream)
         self.streams.append(stream)

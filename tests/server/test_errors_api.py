@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from server.protocol import ChatRequest, CompletionRequest
 from server.unsupported import NEUTRAL, NO_EFFECT
-from tests.server.conftest import Served
+from tests.server.conftest import Served, wait_until
 
 JSON = {"Content-Type": "application/json"}
 USER = [{"role": "user", "content": "hi"}]
@@ -276,6 +276,7 @@ def test_queue_full(served: Served) -> None:
     reply = served.complete(prompt=["a", "b", "c"])
     check_error(reply, 503, None, "server_overloaded")
     assert reply.headers["retry-after"] == "3"
+    wait_until(lambda: not served.engine.active)  # the two that were taken before the third was refused
     assert served.complete(prompt=["a", "b"], stream=True).status_code == 200
     with pytest.raises(openai.InternalServerError):
         served.openai.completions.create(model="fake-model", prompt=["a", "b", "c"])
