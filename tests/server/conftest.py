@@ -112,3 +112,19 @@ def serve() -> Iterator[Callable[..., Served]]:
     yield start
     for served in started:
         served.close()
+
+
+@pytest.fixture(scope="module")
+def _roomy() -> Iterator[Served]:
+    served = Served(Settings(model="fake-model"))
+    served.engine.max_model_len = 8192
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def roomy(_roomy: Served) -> Served:
+    """A server for this module, with room for tools that are explained to it a byte a token."""
+    _roomy.engine.reset()
+    _roomy.context.__dict__.pop("ways", None)
+    return _roomy

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from server.settings import Settings
 from tests.server.conftest import Served
 from tests.server.test_errors_api import check_error
 from tests.server.test_responses import prompt_of, respond, typed_events
@@ -21,20 +19,9 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "require
 FORM = {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}
 
 
-@pytest.fixture(scope="module")
-def _roomy() -> Iterator[Served]:
-    served = Served(Settings(model="fake-model"))
-    served.engine.max_model_len = 8192
-    yield served
-    served.close()
-
-
 @pytest.fixture
-def served(_roomy: Served) -> Served:
-    """A server for this module, with room for tools that are explained to it a byte a token."""
-    _roomy.engine.reset()
-    _roomy.context.__dict__.pop("ways", None)
-    return _roomy
+def served(roomy: Served) -> Served:
+    return roomy
 
 
 def said(response: Any) -> list[tuple[str, ...]]:

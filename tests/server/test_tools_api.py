@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from server.settings import Settings
 from tests.server.conftest import Served
 
 WEATHER = {
@@ -33,20 +32,9 @@ def play(served: Served, text: str, template: str = "") -> None:
     served.context.__dict__.pop("ways", None)
 
 
-@pytest.fixture(scope="module")
-def _roomy() -> Iterator[Served]:
-    served = Served(Settings(model="fake-model"))
-    served.engine.max_model_len = 8192
-    yield served
-    served.close()
-
-
 @pytest.fixture
-def served(_roomy: Served) -> Served:
-    """A server for this module, with room for tools that are explained to it a byte a token."""
-    _roomy.engine.reset()
-    _roomy.context.__dict__.pop("ways", None)
-    return _roomy
+def served(roomy: Served) -> Served:
+    return roomy
 
 
 def streamed(served: Served, **fields: Any) -> dict[int, dict[str, Any]]:
