@@ -33,8 +33,9 @@ die() { printf 'env: %s\n' "$*" >&2; exit 1; }
 case $level in runtime | dev | all) ;; *) die "'$level' is none of runtime, dev, all" ;; esac
 case $torch in default | cpu | cuda) ;; *) die "TORCH=$torch is none of default, cpu, cuda" ;; esac
 
-# The directory is part of the key: an environment that was copied along with its clone is not usable.
-key=$({ pwd; echo "$torch"; cat pyproject.toml "$lock"; } | cksum)
+# The directory is part of the key: an environment that was copied along with its clone is not usable. So are
+# the kernels' sources: after a pull, those built before may no longer fit the Python beside them.
+key=$({ pwd; echo "$torch"; cat pyproject.toml "$lock" setup.py engine/native/src/*; } | cksum)
 # shellcheck disable=SC2086  # one word a file
 tools_key=$(cat $tools | cksum)
 

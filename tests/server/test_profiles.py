@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import server.profiles
+from engine.other_load import OtherLoad
 from engine.torch_executor import TorchExecutor
 from engine.worker import Worker
 from scheduler.throughput import Throughput
@@ -44,3 +49,34 @@ def test_a_full_disk_costs_a_measurement_a_start(tmp_path, room):
     kept.write_text(json.dumps(json.loads(kept.read_text()))[:-20])  # cut short by someone else
     measured(tmp_path, lines)
     assert lines.count("measuring what steps cost") == 3
+
+
+def test_a_busy_machine_is_told_at_every_start(tmp_path, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(server.profiles, "OtherLoad", lambda: type("Busy", (), {"share": lambda _: 0.43})())
+    measured(tmp_path, lines)
+    monkeypatch.undo()
+    told = "other programs kept 43% of the processors busy while the profile was measured"
+    assert [told in line for line in lines].count(True) == 1
+    again: list[str] = []
+    measured(tmp_path, again)
+    assert len(again) == 1
+    assert told in again[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_other_programs_are_counted():
+    load, own = OtherLoad(), time.process_time()
+    spin = "import time\nuntil = time.time() + 1\nwhile time.time() < until: pass"
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    assert time.process_time() - own < 0.5
+    assert load.share() > 0.5 / load.processors
+
+
+def test_own_work_is_not_counted(monkeypatch):
+    told = iter([(100.0, 500.0, 20.0), (110.0, 514.0, 28.0), (110.0, 501.0, 28.0)])  # clock, everybody's, own
+    monkeypatch.setattr("engine.other_load._clocks", lambda: next(told))
+    monkeypatch.setattr("engine.other_load._own_processors", lambda: {0, 1, 2})
+    load = OtherLoad()
+    assert load.share() == pytest.approx(0.6 / 3)
+    assert load.share() == 0.0  # ticks came late
