@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     options = _parser().parse_args(argv)
     try:
-        os.environ["CUDA_HOME"] = str(cuda_home())
+        home = cuda_home()
+        check_driver(home)
+        os.environ["CUDA_HOME"] = str(home)
         os.environ.pop("FLASHINFER_DISABLE_JIT", None)
         os.environ["FLASHINFER_CUDA_ARCH_LIST"] = " ".join(options.arch)  # read when flashinfer is imported
         warm(options.arch, options.head_dims, options.windows, options.force)
@@ -74,6 +77,22 @@ def cuda_home() -> Path:
             "an image with CUDA's compiler, such as nvidia/cuda:13.0.1-devel-ubuntu24.04"
         )
     return Path(nvcc).resolve().parent.parent
+
+
+def check_driver(home: Path) -> None:
+    """Modules are linked with the driver's library; without it, minutes of compiling would be for nothing.
+
+    Raises CannotCompile if the linker finds neither that nor the toolkit's stub.
+    """
+    folders = [f"-L{home / lib / stubs}" for lib in ("lib64", "lib") for stubs in ("", "stubs")]
+    command = ["c++", "-shared", "-x", "c++", os.devnull, *folders, "-lcuda", "-o", os.devnull]
+    linked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if linked.returncode:
+        said = linked.stderr.strip().splitlines() or ["c++ failed"]
+        raise CannotCompile(
+            f"nothing can be linked with the driver's library, libcuda ({said[0]}): neither the driver nor "
+            f"its stub is here; the toolkit's devel packages hold one, below {home / 'lib64' / 'stubs'}"
+        )
 
 
 def warm(arch: Sequence[str], head_dims: Sequence[int], windows: bool, force: bool) -> list[Path]:

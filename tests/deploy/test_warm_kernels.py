@@ -59,7 +59,7 @@ def toolkit(tmp_path, monkeypatch) -> Path:
     tools = tmp_path / "cuda" / "bin"
     tools.mkdir(parents=True)
     for name in ("nvcc", "ninja", "c++"):
-        (tools / name).touch()
+        (tools / name).write_text("#!/bin/sh\n")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
@@ -121,6 +121,14 @@ def test_what_is_missing_is_named_with_its_remedy(toolkit, missing, says, monkey
     monkeypatch.setattr(warm_kernels, "_USUAL_CUDA", "/nowhere")
     assert main([]) == 1
     assert says in capsys.readouterr().err
+    assert not built(toolkit)
+
+
+def test_without_the_drivers_library_nothing_is_compiled(toolkit, capsys):
+    linker = "#!/bin/sh\necho 'cannot find -lcuda' >&2\nexit 1\n"
+    (toolkit / "cuda" / "bin" / "c++").write_text(linker)
+    assert main([]) == 1
+    assert "libcuda (cannot find -lcuda)" in capsys.readouterr().err
     assert not built(toolkit)
 
 
