@@ -19,10 +19,10 @@ serve: env ## Serve the default model on http://127.0.0.1:8000 (flags in ARGS)
 	@exec $(BIN)/dspark serve $(ARGS)
 
 test: env-dev ## Run all tests but the long ones (pytest's flags in ARGS)
-	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile $(ARGS)
+	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: env-all ## Run the long tests too, those that take minutes each
-	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile -m "" $(ARGS)
+	@exec env OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "" $(ARGS)
 
 lint: env-dev ## Check style and types: ruff, mypy
 	$(BIN)/ruff check .

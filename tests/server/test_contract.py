@@ -173,7 +173,7 @@ def test_restrictions_reach_the_engine(served: Served) -> None:
         ({"prompt": "x" * 600, "truncate_prompt_tokens": -1, "max_tokens": 12}, b"x" * 500),
         ({"prompt": "hello", "add_special_tokens": False}, b"hello"),
     ],
-    ids=str,
+    ids=["text", "short", "ids", "long", "all", "bare"],
 )
 def test_the_end_of_a_long_prompt_is_kept(served: Served, fields: dict[str, Any], expected: bytes) -> None:
     assert served.complete(**({"max_tokens": 1} | fields)).status_code == 200
