@@ -84,6 +84,19 @@ def evaluation(drafters: Mapping[str, Sequence[Mapping[str, Any]]], picture: Pat
     _save(figure, picture)
 
 
+def overlaps(drafters: Mapping[str, tuple[float, Sequence[float]]], picture: Path) -> None:
+    """(tau at T = 1, c* by position) of each drafter."""
+    figure, (left, right) = _axes(2, "overlaps")
+    for name, (_, chances) in drafters.items():
+        left.plot(range(1, len(chances) + 1), chances, marker="o", markersize=3, label=name)
+    names = list(drafters)[::-1]  # the first one on top
+    right.barh(names, [drafters[name][0] - 1.0 for name in names], left=1.0)
+    right.tick_params(axis="y", labelsize=7)
+    _finish(left, "position in the block", "overlap with the target, c*")
+    _finish(right, "accepted length at T=1 (bonus included)", "")
+    _save(figure, picture)
+
+
 def reliability_diagram(
     regimes: Mapping[str, tuple[Calibration, npt.NDArray[Any], npt.NDArray[Any]]], picture: Path
 ) -> None:
