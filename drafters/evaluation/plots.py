@@ -87,8 +87,9 @@ def evaluation(drafters: Mapping[str, Sequence[Mapping[str, Any]]], picture: Pat
 def overlaps(drafters: Mapping[str, tuple[float, Sequence[float]]], picture: Path) -> None:
     """(tau at T = 1, c* by position) of each drafter."""
     figure, (left, right) = _axes(2, "overlaps")
-    for name, (_, chances) in drafters.items():
-        left.plot(range(1, len(chances) + 1), chances, marker="o", markersize=3, label=name)
+    for index, (name, (_, chances)) in enumerate(drafters.items()):
+        style: dict[str, Any] = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
+        left.plot(range(1, len(chances) + 1), chances, marker="o", markersize=3, label=name, **style)
     names = list(drafters)[::-1]  # the first one on top
     right.barh(names, [drafters[name][0] - 1.0 for name in names], left=1.0)
     right.tick_params(axis="y", labelsize=7)
