@@ -266,6 +266,36 @@ def test_filters_equal_torchs(vocab):
             assert torch.allclose(ours, wanted, rtol=1e-5, atol=0)
 
 
+@pytest.mark.timeout(60)  # it once went on for ever
+@pytest.mark.parametrize("vocab", [5, 40000])
+@pytest.mark.parametrize(
+    "cuts",
+    [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}],
+    ids=str,
+)
+def test_a_broken_row_has_no_law_with_any_filter(vocab, cuts):
+    """Nothing allowed, or what is not finite: first, last, everywhere."""
+    from engine.params import SamplingParams
+    from engine.sampling import _torch_filter, probabilities
+
+    params = SamplingParams(temperature=1.0, **cuts)
+    for places, value in [
+        (slice(None), -torch.inf),
+        (slice(None), torch.nan),
+        (0, torch.nan),
+        (vocab - 1, torch.nan),
+        (1, torch.inf),
+    ]:
+        logits = torch.randn(3, vocab)
+        sound = probabilities(logits.clone(), [params] * 3)
+        logits[1, places] = value
+        law = probabilities(logits.clone(), [params] * 3)
+        assert law[1].isnan().all()
+        assert torch.equal(law[::2], sound[::2])
+        if cuts:
+            assert _torch_filter(torch.softmax(logits[1:2], -1), [params]).isnan().all()
+
+
 def test_softmax_equals_torchs():
     from engine.native import rows as native
 

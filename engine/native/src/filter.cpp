@@ -1,4 +1,6 @@
 // Min-p, top-k and top-p on rows of fp32, as engine/sampling.py defines them.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -148,6 +150,10 @@ int drop_below(float* p, int size, float least) {
 void filter_row(float* p, int size, int top_k, double top_p, double min_p) {
     // Few values decide, as a rule: only those not too far below the largest are ranked, more if they do not settle it.
     const float top = best_kernels().row_max(p, size);
+    if (std::isnan(top)) {  // no value is at least as large, so that no cut would ever be found
+        std::fill(p, p + size, top);
+        return;
+    }
     Ranking::Cut cut;
     for (float share = 0x1p-12f;; share = share > 0x1p-24f ? share * 0x1p-12f : 0.0f) {
         if (find_cut(at_least(p, size, top * share), size, top, top_k, top_p, min_p, cut)) break;
