@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -46,7 +48,7 @@ def gen_batch_prefill_module(backend, q, kv, out, idx, dim_qk, dim_vo, positions
 
 
 @pytest.fixture
-def toolkit(tmp_path, monkeypatch) -> Path:
+def toolkit(tmp_path, monkeypatch) -> Iterator[Path]:
     """A flashinfer, nvcc, ninja and a compiler that are none."""
     package = tmp_path / "site" / "flashinfer"
     (package / "jit").mkdir(parents=True)
@@ -64,13 +66,16 @@ def toolkit(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "")
-    forget(monkeypatch)
-    return tmp_path
+    real = forget()
+    yield tmp_path
+    forget()  # or the next tests would find it
+    sys.modules.update(real)
 
 
-def forget(monkeypatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]:
-        monkeypatch.delitem(sys.modules, name)
+def forget() -> dict[str, ModuleType]:
+    """What is loaded of flashinfer, and is from now on no more."""
+    names = [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def built(folder: Path) -> list[str]:
@@ -94,7 +99,7 @@ def test_what_is_there_is_kept_unless_it_is_for_another_gpu_or_version(toolkit, 
     assert main([*arguments, "--arch", "10.0a"]) == 0
     assert built(toolkit) == ["fa2-64 9.0a", "fa2-64 9.0a", "fa2-64 10.0a"]
     (toolkit / "site" / "flashinfer" / "__init__.py").write_text("__version__ = '0.7.5'\n")
-    forget(monkeypatch)
+    forget()
     assert main([*arguments, "--arch", "10.0a"]) == 0
     assert len(built(toolkit)) == 4
     known = json.loads((toolkit / "aot" / "dspark.json").read_text())
@@ -133,7 +138,7 @@ def test_without_the_drivers_library_nothing_is_compiled(toolkit, capsys):
 
 
 def test_without_flashinfer_the_extra_is_named(toolkit, monkeypatch, capsys):
-    forget(monkeypatch)
+    forget()
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     assert main([]) == 1
     assert "dspark-server[gpu]" in capsys.readouterr().err
