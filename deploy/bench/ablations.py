@@ -40,6 +40,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "8k tokens": {"draft_vocab": 8192},
     "32k tokens": {"draft_vocab": 32768},
     "half the learning rate": {"learning_rate": 1.5e-3},
+    "blocks of 1 to 7, as many more as they are shorter": {"least_slots": 1, "fill": True},
+    "blocks of 3 to 7, as many more as they are shorter": {"least_slots": 3, "fill": True},
     "4 texts with 8 blocks each": {"texts": 4, "anchors": 8},
 }
 

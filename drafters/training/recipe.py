@@ -18,7 +18,8 @@ class Recipe:
     A step trains `anchors` blocks in each of `texts` texts, drawn from the first `most_texts` of a fixed
     order (None: all), so that runs with the same limit see the same data. With `least_slots` each step's
     blocks have a random number of slots from there to `block_size`: cheaper, and a draft of fewer slots than
-    gamma is no surprise to the model. `amp`: the layers' products in bf16.
+    gamma is no surprise to the model; with `fill` there are as many more of them as they are shorter, so that
+    the first drafts, which matter most, see more of the texts at the same cost. `amp`: the layers' products in bf16.
     `warm_start`: see `drafters.training.warm_start`. `start_from`: the folder of a draft model to go on from.
     """
 
@@ -36,6 +37,7 @@ class Recipe:
     texts: int = 2
     anchors: int = 16
     least_slots: int | None = None
+    fill: bool = False
     most_texts: int | None = None
     learning_rate: float = 3e-3
     warmup: float = 0.04

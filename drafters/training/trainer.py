@@ -208,7 +208,8 @@ class Trainer:
             raise ValueError("no features are there yet")
         most, least = self.model.config.gamma, self.recipe.least_slots
         slots = most if least is None else int(rng.integers(least, most + 1))
-        return self._make(rng.choice(ready, self.recipe.texts), self.recipe.anchors, slots, rng)
+        anchors = self.recipe.anchors * most // slots if self.recipe.fill else self.recipe.anchors
+        return self._make(rng.choice(ready, self.recipe.texts), anchors, slots, rng)
 
     def _make(
         self, texts: npt.NDArray[np.int64], anchors: int, slots: int, rng: np.random.Generator

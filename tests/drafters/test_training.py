@@ -288,6 +288,15 @@ def test_blocks_of_random_length_train_too(tmp_path):
     assert run.validate().loss < before.loss
 
 
+def test_shorter_blocks_may_be_as_many_more(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, anchors=2, least_slots=1, fill=True))
+    rng = np.random.default_rng(0)
+    shapes = {tuple(run._batch(rng).previous.shape) for _ in range(60)}
+    assert shapes == {(2 * 2, 3), (2 * 3, 2), (2 * 6, 1)}
+
+
 @pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
 def test_a_fresh_head_knows_the_bigrams(tmp_path, head):
     """Those of the texts, which count up by 1 to 3: every other token gets less."""
