@@ -19,7 +19,8 @@ class Recipe:
     order (None: all), so that runs with the same limit see the same data. With `least_slots` each step's
     blocks have a random number of slots from there to `block_size`: cheaper, and a draft of fewer slots than
     gamma is no surprise to the model; with `fill` there are as many more of them as they are shorter, so that
-    the first drafts, which matter most, see more of the texts at the same cost. `amp`: the layers' products in bf16.
+    the first drafts, which matter most, see more of the texts at the same cost. `amp`: the layers'
+    products in bf16.
     `warm_start`: see `drafters.training.warm_start`. `start_from`: the folder of a draft model to go on from.
     """
 
