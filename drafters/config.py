@@ -160,8 +160,12 @@ class DraftConfig:
         draft_vocab_size: int | None = None,
         family: Family = "block",
         sample_from_anchor: bool = True,
+        kv_heads: int | None = None,
     ) -> DraftConfig:
-        """A fresh draft model at a target's dimensions. Layer ids default to DFlash's rule: evenly spaced."""
+        """A fresh draft model at a target's dimensions, but for `kv_heads` if they are given.
+
+        Layer ids default to DFlash's rule: evenly spaced.
+        """
         if family not in ARCHITECTURES:
             raise ValueError(f"unknown family {family!r}; known: {', '.join(ARCHITECTURES)}")
         if family != "block":
@@ -175,7 +179,7 @@ class DraftConfig:
             "intermediate_size": target.intermediate_size,
             "num_hidden_layers": num_layers,
             "num_attention_heads": target.num_heads,
-            "num_key_value_heads": target.num_kv_heads,
+            "num_key_value_heads": kv_heads or target.num_kv_heads,
             "head_dim": target.head_dim,
             "rms_norm_eps": target.rms_eps,
             "rope_theta": target.rope_theta,

@@ -36,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "RNN head": {"head": "rnn"},
     "rank 32": {"rank": 32},
     "rank 256": {"rank": 256},
+    "9 heads of K/V instead of 3": {"kv_heads": 9},
     "block of 15": {"block_size": 15},
     "8k tokens": {"draft_vocab": 8192},
     "32k tokens": {"draft_vocab": 32768},

@@ -13,6 +13,8 @@ from typing import Any
 
 from drafters.training.recipe import Recipe
 
+_MAY_BE_NONE = ("window", "kv_heads", "draft_vocab", "least_slots", "most_texts", "start_from")
+
 
 def main(argv: Sequence[str]) -> int:
     """Entry point for both commands; returns the exit code."""
@@ -184,7 +186,7 @@ def _parsed(name: str, value: str) -> Any:
 
 
 def _as_like(name: str, default: Any, value: str) -> Any:
-    if value == "none" and name in ("window", "draft_vocab", "least_slots", "most_texts", "start_from"):
+    if value == "none" and name in _MAY_BE_NONE:
         return None
     if name == "feature_layers":
         return tuple(int(part) for part in value.split(","))

@@ -15,6 +15,7 @@ class Recipe:
     """`steps` fixes the cosine; `ema` is the decay of the averaged weights, which are what is kept.
 
     `family` and `head` say which drafter; a chain has one layer, and MTP-1 one slot, whatever stands here.
+    `kv_heads` of a block drafter: more than the target's (None) carry more of a place's features to slots.
     A step trains `anchors` blocks in each of `texts` texts, drawn from the first `most_texts` of a fixed
     order (None: all), so that runs with the same limit see the same data. With `least_slots` each step's
     blocks have a random number of slots from there to `block_size`: cheaper, and a draft of fewer slots than
@@ -31,6 +32,7 @@ class Recipe:
     block_size: int = 7
     sample_from_anchor: bool = True
     window: int | None = 128
+    kv_heads: int | None = None
     draft_vocab: int | None = 16384
     mask_token_id: int = 16
     feature_layers: tuple[int, ...] = ()

@@ -89,6 +89,7 @@ class Trainer:
             draft_vocab_size=None if d2t is None else len(d2t),
             family=recipe.family,
             sample_from_anchor=recipe.sample_from_anchor,
+            kv_heads=recipe.kv_heads if recipe.family == "block" else None,
         )
         self.t2d: torch.Tensor | None = None
         if d2t is not None:
