@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from llguidance import LLMatcher
 
@@ -20,16 +21,16 @@ Encode = Callable[[str], list[int]]
 
 
 class _Place:
-    """Behind one beginning of a text. `forbidden` [V] is known once somebody has asked."""
+    """Behind one beginning of a text. `allowed`, a bit a token, is known once somebody has asked."""
 
-    __slots__ = ("depth", "forbidden", "next", "parent", "token")
+    __slots__ = ("allowed", "depth", "next", "parent", "token")
 
     def __init__(self, parent: _Place | None = None, token: int = -1) -> None:
         self.parent = parent
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.next: dict[int, _Place | None] = {}  # None: no text of the grammar goes on like this
-        self.forbidden: torch.Tensor | None = None
+        self.allowed: npt.NDArray[np.uint8] | None = None
 
 
 class _Walker:
@@ -112,24 +113,36 @@ class GrammarState:
 
     def forbidden(self) -> torch.Tensor:
         """bool [V]: tokens that may not come next."""
+        bits = np.unpackbits(self.allowed(), count=self._vocab_size, bitorder="little")
+        return torch.from_numpy(bits == 0)
+
+    def allowed(self) -> npt.NDArray[np.uint8]:
+        """The same the other way round, a bit a token, the lowest first: [V / 8, rounded up]."""
         place = self._place
         if place is None:
-            return torch.ones(self._vocab_size, dtype=torch.bool)
-        if place.forbidden is None:
+            return self._none()
+        if place.allowed is None:
             self._walker.go(place)
-            place.forbidden = torch.from_numpy(self._compute())
-        return place.forbidden
+            place.allowed = self._compute()
+        return place.allowed
 
-    def _compute(self) -> np.ndarray:
-        matcher = self._walker.matcher
-        forbidden = np.ones(self._vocab_size, dtype=np.bool_)
+    def _none(self) -> npt.NDArray[np.uint8]:
+        return np.zeros(-(-self._vocab_size // 8), dtype=np.uint8)
+
+    def _compute(self) -> npt.NDArray[np.uint8]:
+        matcher, allowed = self._walker.matcher, self._none()
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        if not matcher.is_error():  # else it is too complex to be followed any further
-            allowed = np.unpackbits(bits, bitorder="little")
-            known = min(self._size, self._vocab_size)
-            np.equal(allowed[:known], 0, out=forbidden[:known])
-            forbidden[self._stop_ids] = not allowed[self._size]
-        return forbidden
+        if matcher.is_error():  # too complex to be followed any further
+            return allowed
+        whole, rest = divmod(min(self._size, self._vocab_size), 8)
+        allowed[:whole] = bits[:whole]
+        if rest:
+            allowed[whole] = bits[whole] & ((1 << rest) - 1)
+        may_end = bits[self._size // 8] >> (self._size % 8) & 1
+        for token in self._stop_ids:
+            place, bit = token // 8, 1 << (token % 8)
+            allowed[place] = allowed[place] | bit if may_end else allowed[place] & (0xFF ^ bit)
+        return allowed
 
     @property
     def ended(self) -> bool:

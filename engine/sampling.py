@@ -94,7 +94,7 @@ class SamplingState:
 
     def adjust(self, logits: torch.Tensor) -> None:
         """Apply bias, forbidden tokens, minimum length, penalties and grammar to one row [V], in place."""
-        params = self.params
+        params, library = self.params, native.kernels_for(logits)
         if params.logit_bias:
             logits[self._bias[0]] += self._bias[1].to(logits.dtype)
         if self._forbidden is not None:
@@ -105,14 +105,23 @@ class SamplingState:
         if self.generated < params.min_tokens and self._stop_list:
             logits[self._stop_list] = -torch.inf
         if params.repetition_penalty != 1.0:
-            penalty = params.repetition_penalty
-            less = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits.copy_(torch.where(self._seen, less, logits))
+            if library is not None:
+                native.repeat(library, logits, self._seen, params.repetition_penalty)
+            else:
+                penalty = params.repetition_penalty
+                less = torch.where(logits > 0, logits / penalty, logits * penalty)
+                logits.copy_(torch.where(self._seen, less, logits))
         if params.presence_penalty or params.frequency_penalty:
-            counts = self._counts
-            logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+            frequency, presence = params.frequency_penalty, params.presence_penalty
+            if library is not None:
+                native.penalise(library, logits, self._counts, frequency, presence)
+            else:
+                logits -= frequency * self._counts + presence * (self._counts > 0)
         if self.grammar is not None:
-            logits.masked_fill_(self.grammar.forbidden().to(logits.device), -torch.inf)
+            if library is not None:
+                native.allow(library, logits, self.grammar.allowed())
+            else:
+                logits.masked_fill_(self.grammar.forbidden().to(logits.device), -torch.inf)
 
 
 def _forbidden(params: SamplingParams, vocab_size: int) -> torch.Tensor:

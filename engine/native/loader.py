@@ -35,6 +35,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "dspark_uniforms": (None, [_POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER]),
     "dspark_row_keys": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER]),
     "dspark_filter": (None, [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER]),
+    "dspark_penalise": (None, [_POINTER, _INT, _POINTER, ctypes.c_float, ctypes.c_float]),
+    "dspark_repeat": (None, [_POINTER, _INT, _POINTER, ctypes.c_float]),
+    "dspark_allow": (None, [_POINTER, _INT, _POINTER]),
     "dspark_product": (_INT, [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER]),
 }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.native import loader
@@ -79,6 +81,23 @@ def filter_rows(
         (ctypes.c_double * n)(*min_p),
     )
     library.dspark_filter(p.data_ptr(), n, p.shape[1], k, nucleus, floor)
+
+
+def penalise(
+    library: ctypes.CDLL, row: torch.Tensor, counts: torch.Tensor, frequency: float, presence: float
+) -> None:
+    """row [V] -= frequency * counts + presence * (counts > 0), in place; counts int32 [V]."""
+    library.dspark_penalise(row.data_ptr(), row.shape[0], counts.data_ptr(), frequency, presence)
+
+
+def repeat(library: ctypes.CDLL, row: torch.Tensor, seen: torch.Tensor, penalty: float) -> None:
+    """Repetition penalty on row [V], in place, where `seen` (bool [V])."""
+    library.dspark_repeat(row.data_ptr(), row.shape[0], seen.data_ptr(), penalty)
+
+
+def allow(library: ctypes.CDLL, row: torch.Tensor, bits: npt.NDArray[np.uint8]) -> None:
+    """-inf on row [V], in place, for all tokens without their bit in `bits` [V / 8, rounded up]."""
+    library.dspark_allow(row.data_ptr(), row.shape[0], bits.ctypes.data)
 
 
 def coupled_argmax(library: ctypes.CDLL, p: torch.Tensor, keys: Sequence[tuple[int, int]]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -264,6 +265,50 @@ def test_filters_equal_torchs(vocab):
             ours, wanted = _filter(p.clone(), params), _torch_filter(p.clone(), params)
             assert torch.equal(ours > 0, wanted > 0)
             assert torch.allclose(ours, wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8, 300, 49155])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"presence_penalty": 0.7},
+        {"frequency_penalty": -0.3},
+        {"presence_penalty": -1.5, "frequency_penalty": 0.1},
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 0.7, "presence_penalty": 0.3},
+    ],
+    ids=str,
+)
+def test_penalties_equal_torchs(vocab, changes):
+    """To the last bit."""
+    from engine.native import loader
+    from engine.params import SamplingParams
+    from engine.sampling import SamplingState
+
+    rng = np.random.default_rng(vocab)
+    prompt = rng.integers(0, vocab, 9).tolist()
+    state = SamplingState(SamplingParams(**changes), vocab, frozenset(), prompt)
+    for token in rng.integers(0, vocab, 40).tolist():
+        state.advance(token)
+    logits = torch.randn(vocab) * 9
+    logits[rng.integers(0, vocab, vocab // 4)] = -torch.inf
+    ours, wanted = logits.clone(), logits.clone()
+    state.adjust(ours)
+    with mock.patch.object(loader, "native_library", return_value=None):
+        state.adjust(wanted)
+    assert torch.equal(ours, wanted)
+    assert not torch.equal(ours, logits)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8, 300, 49155])
+def test_only_what_is_allowed_stays(vocab):
+    from engine.native import rows as native
+
+    allowed = np.random.default_rng(vocab).random(vocab) < 0.3
+    logits = torch.randn(vocab)
+    found = logits.clone()
+    native.allow(native.kernels_for(found), found, np.packbits(allowed, bitorder="little"))
+    assert torch.equal(found, logits.masked_fill(torch.from_numpy(~allowed), -torch.inf))
 
 
 @pytest.mark.timeout(60)  # it once went on for ever
