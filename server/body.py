@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from fastapi import Request
@@ -20,6 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 # Below this size parsing takes less than handing it to a thread.
 _INLINE_BYTES = 32 * 1024
 _ERRORS_SHOWN = 5
+_DISCARDED_BYTES, _DISCARDING_SECONDS = 64 * 1024 * 1024, 5.0
 
 
 async def read(http: Request, model: type[Model], context: ServerContext) -> Model:
@@ -28,8 +31,13 @@ async def read(http: Request, model: type[Model], context: ServerContext) -> Mod
     Fields that nobody knows are named in a header of the reply, or refused if the operator is strict.
     """
     limit = context.body_limit
-    _check_headers(http.headers, limit)
-    raw = await _read_bytes(http, limit)
+    try:
+        _check_headers(http.headers, limit)
+        raw = await _read_bytes(http, limit)
+    except ApiError as refusal:
+        if refusal.status == 413 and "expect" not in http.headers:  # who expects has not sent anything yet
+            await _discard(http)
+        raise
     if len(raw) <= _INLINE_BYTES:
         checked, unknown = parse(raw, model)
     else:
@@ -95,8 +103,23 @@ async def _read_bytes(http: Request, limit: int) -> bytes:
             return b"".join(chunks)
 
 
+async def _discard(http: Request) -> None:
+    """Take what still comes of a refused body, within bounds.
+
+    A connection that is closed on unread bytes is reset, and a proxy in between would tell of a bad gateway.
+    """
+    left = _DISCARDED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARDING_SECONDS):
+            while left > 0:
+                message = await http.receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
+
+
 def _too_large(limit: int) -> ApiError:
-    # The rest of the body is never read, so the connection cannot serve another request.
+    # Not all of the rest may have been read, so the connection cannot serve another request.
     return ApiError(
         413,
         f"The body is larger than the {limit} bytes that this server accepts.",

@@ -262,6 +262,22 @@ def test_large_bodies(served: Served) -> None:
     assert served.complete().status_code == 200
 
 
+def test_who_sends_a_large_body_to_its_end_still_hears_why_it_was_refused(served: Served) -> None:
+    """As proxies do: a connection closed on what nobody has read would be reset, and the reply lost."""
+    place = served.listener.getsockname()
+    length = f"Content-Length: {5 << 20}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n"
+    for _ in range(10):
+        with socket.create_connection(place, 10) as connection:
+            connection.sendall(head.encode() + b"\r\n")
+            for _ in range(80):
+                connection.sendall(b" " * (1 << 16))
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+    with socket.create_connection(place, 10) as connection:  # asks before it sends
+        connection.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+
+
 def test_unknown_paths_and_methods(served: Served) -> None:
     check_error(served.client.get("/nowhere"), 404, None)
     check_error(served.client.get("/v1/models/"), 404, "model")
