@@ -140,8 +140,8 @@ class GrammarState:
             allowed[whole] = bits[whole] & ((1 << rest) - 1)
         may_end = bits[self._size // 8] >> (self._size % 8) & 1
         for token in self._stop_ids:
-            place, bit = token // 8, 1 << (token % 8)
-            allowed[place] = allowed[place] | bit if may_end else allowed[place] & (0xFF ^ bit)
+            byte, bit = token // 8, 1 << (token % 8)
+            allowed[byte] = allowed[byte] | bit if may_end else allowed[byte] & (0xFF ^ bit)
         return allowed
 
     @property

@@ -87,16 +87,19 @@ def penalise(
     library: ctypes.CDLL, row: torch.Tensor, counts: torch.Tensor, frequency: float, presence: float
 ) -> None:
     """row [V] -= frequency * counts + presence * (counts > 0), in place; counts int32 [V]."""
+    assert len(counts) == len(row)  # the kernels do not look
     library.dspark_penalise(row.data_ptr(), row.shape[0], counts.data_ptr(), frequency, presence)
 
 
 def repeat(library: ctypes.CDLL, row: torch.Tensor, seen: torch.Tensor, penalty: float) -> None:
     """Repetition penalty on row [V], in place, where `seen` (bool [V])."""
+    assert len(seen) == len(row)
     library.dspark_repeat(row.data_ptr(), row.shape[0], seen.data_ptr(), penalty)
 
 
 def allow(library: ctypes.CDLL, row: torch.Tensor, bits: npt.NDArray[np.uint8]) -> None:
     """-inf on row [V], in place, for all tokens without their bit in `bits` [V / 8, rounded up]."""
+    assert 8 * len(bits) >= len(row)
     library.dspark_allow(row.data_ptr(), row.shape[0], bits.ctypes.data)
 
 
