@@ -54,7 +54,7 @@ COPY engine engine
 COPY deploy/gpu deploy/gpu
 # Compiled here, and found in the environment at run time: the first request waits for no compiler.
 ARG CUDA_ARCHS=9.0a
-RUN CUDA_HOME=/usr/local/cuda FLASHINFER_CUDA_ARCH_LIST="$CUDA_ARCHS" python -m deploy.gpu.warm_kernels
+RUN CUDA_HOME=/usr/local/cuda FLASHINFER_CUDA_ARCH_LIST="$CUDA_ARCHS" python -m deploy.gpu.warm_kernels --windows
 
 
 # hadolint ignore=DL3006
@@ -91,9 +91,12 @@ RUN groupadd --gid 10001 dspark \
 COPY --from=installed /opt/dspark /opt/dspark
 COPY --from=installed --chown=10001:10001 /var/cache/dspark /var/cache/dspark
 
+# FlashInfer writes a log when it is imported, and has no compiler here.
 ENV PATH=/opt/dspark/bin:$PATH \
     DSPARK_CACHE=/var/cache/dspark \
     DSPARK_PORT=8000 \
+    FLASHINFER_WORKSPACE_BASE=/tmp \
+    FLASHINFER_DISABLE_JIT=1 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001

@@ -42,6 +42,11 @@ class ChainDrafter:
         self.page_size, self.final_norm = page_size, final_norm
         self._last: dict[int, torch.Tensor] = {}  # g [d] before the anchor, of the sequences just verified
 
+    def resize(self, pages: int) -> None:
+        """Another number of pages, all empty."""
+        _, _, *shape = self.pool.shape
+        self.pool = self.pool.new_zeros((2, pages * self.page_size, *shape))
+
     @torch.no_grad()
     def observe(
         self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]

@@ -23,7 +23,7 @@ class _Rows:
     start: int
     end: int
     pages: Tokens
-    pieces: list[torch.Tensor] = field(default_factory=list)
+    pieces: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)  # rows of a step's features
 
 
 class Context:
@@ -40,15 +40,15 @@ class Context:
         """
         waiting: dict[int, _Rows] = {}
         due: list[_Rows] = []
-        # One call: a slice a sequence would cost more than everything else here.
-        pieces = features.split_with_sizes([item.count for item in batch.items])
-        for item, verdict, piece in zip(batch.items, verdicts, pieces, strict=True):
+        row = 0
+        for item, verdict in zip(batch.items, verdicts, strict=True):
             final = item.count - item.verify + verdict.accepted
             rows = self._waiting.get(item.sequence)
             if rows is None or rows.end != item.start:
                 rows = _Rows(item.start, item.start, item.pages)
-            rows.pieces.append(piece if final == item.count else piece[:final])
+            rows.pieces.append((features, row, row + final))  # cut when they are needed: slices are dear
             rows.end, rows.pages = rows.end + final, item.pages
+            row += item.count
             if rows.end // self.page_size > rows.start // self.page_size:
                 due.append(rows)
             else:
@@ -62,5 +62,6 @@ class Context:
 
     def _write(self, due: Sequence[_Rows]) -> None:
         if due:
+            pieces = [features[first:last] for rows in due for features, first, last in rows.pieces]
             spans = [Span(rows.start, rows.end - rows.start, rows.pages) for rows in due]
-            self.blocks.write_context(spans, torch.cat([piece for rows in due for piece in rows.pieces]))
+            self.blocks.write_context(spans, torch.cat(pieces))

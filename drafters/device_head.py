@@ -133,7 +133,9 @@ def draw_blocks(
             logits = logits + model.markov_head.markov_w2(mixed)
             embedded = model.markov_head.markov_w1(previous)
         if model.confidence_head is not None:
-            out.confidence[:, k].copy_(model.confidence_head(hidden[:, k], embedded))
+            kind = model.confidence_head.proj.weight.dtype
+            before = None if embedded is None else embedded.to(kind)
+            out.confidence[:, k].copy_(model.confidence_head(hidden[:, k].to(kind), before))
         logits = logits.float()
         for line, own in (states or {}).items():
             adjust(logits[line], own, model.d2t)

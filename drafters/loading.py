@@ -72,6 +72,8 @@ def _device_blocks(
     model = load(folder, embedding, head)
     assert isinstance(model, DraftModel)
     model = model.to(embedding.device, embedding.dtype)
+    if model.confidence_head is not None:
+        model.confidence_head.float()  # rounded, it would not be what was calibrated
     model.rotary = Rotary(model.config.layers).to(embedding.device)  # angles need more than 16 bits
     return DeviceDraftBlocks(
         model, executor.num_pages, executor.page_size, executor.stream, executor.attention, executor.graphs

@@ -27,14 +27,15 @@ from engine.sampling import probabilities
 class Choice:
     """A row to be decided on, with the random numbers that it needs.
 
-    `law` [V] is the draft's q, None if one-hot. Rejection sampling reads `accept_u` and `final_u`, coupled
-    sampling `key` (see `engine.noise.host_row_keys`).
+    `law` [V'] is the draft's q, None if one-hot; `d2t` [V'] are the target ids of a reduced vocabulary.
+    Rejection sampling reads `accept_u` and `final_u`, coupled sampling `key` (see `engine.noise`).
     """
 
     row: int
     params: SamplingParams
     draft: int | None = None
     law: torch.Tensor | None = None
+    d2t: torch.Tensor | None = None
     accept_u: float = 0.0
     final_u: float = 0.0
     key: tuple[int, int] = (0, 0)
@@ -51,32 +52,59 @@ class Decision(NamedTuple):
     accepted: bool
 
 
-def decide(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Decision | None]:
-    """Decide each choice over its row of logits [., V], adjusted already.
+def decide(logits: torch.Tensor, runs: Sequence[Sequence[Choice]]) -> list[list[Decision | None]]:
+    """Decide each run of rows of logits [., V], adjusted already, up to the first that is not its draft.
 
-    None for a row that holds NaN or plus infinity, or nothing but minus infinity.
+    None for a row that holds NaN or plus infinity, or nothing but minus infinity: a run ends there too.
     """
     library = native.kernels_for(logits)
     if library is None:
-        return _decide(logits, choices)
+        return _decide(logits, runs)
+    choices = [choice for run in runs for choice in run]
     laws = [None if c.law is None else c.law.float().contiguous() for c in choices]
     packed = (native.Choice * len(choices))()
     for target, choice, law in zip(packed, choices, laws, strict=True):
         params = choice.params
         target.row = choice.row
         target.draft = -1 if choice.draft is None else choice.draft
-        target.law = None if law is None else law.data_ptr()
+        if law is not None:
+            target.law, target.law_size = law.data_ptr(), len(law)
+            target.ids = None if choice.d2t is None else choice.d2t.data_ptr()
         target.kind = native.KINDS[choice.kind]
         if not params.greedy:
             target.accept_u, target.final_u = choice.accept_u, choice.final_u
             target.temperature, target.top_k = params.temperature, max(params.top_k, 0)
             target.top_p, target.min_p = params.top_p, params.min_p
             target.key0, target.key1 = choice.key
-    native.decide(library, logits, packed)
-    return [Decision(c.token, bool(c.accepted)) if c.token >= 0 else None for c in packed]
+    native.decide(library, logits, packed, [len(run) for run in runs])
+    out, first = [], 0
+    for run in runs:
+        decided: list[Decision | None] = []
+        for c in packed[first : first + len(run)]:
+            decided.append(Decision(c.token, bool(c.accepted)) if c.token >= 0 else None)
+            if not c.accepted:
+                break
+        out.append(decided)
+        first += len(run)
+    return out
 
 
-def _decide(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Decision | None]:
+def _decide(logits: torch.Tensor, runs: Sequence[Sequence[Choice]]) -> list[list[Decision | None]]:
+    out: list[list[Decision | None]] = [[] for _ in runs]
+    live = [i for i, run in enumerate(runs) if run]
+    while live:
+        rows = [runs[i][len(out[i])] for i in live]
+        for i, decision in zip(live, _decide_rows(logits, rows), strict=True):
+            out[i].append(decision)
+        live = [i for i in live if len(out[i]) < len(runs[i]) and (out[i][-1] or _END).accepted]
+    return out
+
+
+_END = Decision(-1, False)
+
+
+def _decide_rows(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Decision | None]:
+    """Each on its own."""
     rows = logits[torch.tensor([choice.row for choice in choices])]
     usable = rows.amax(-1).isfinite().tolist()
     decisions: list[Decision | None] = [None] * len(choices)
@@ -112,15 +140,24 @@ def _rejection(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Decision
     rejected: list[Rejected | None] = []
     for i, choice in enumerate(choices):
         x = choice.draft
+        law = None if choice.law is None else _whole(choice, p.shape[1])
         if x is not None:
-            q_x = 1.0 if choice.law is None else float(choice.law[x])
+            q_x = 1.0 if law is None else float(law[x])
             if choice.accept_u * q_x < float(p[i, x]):
                 decisions[i] = Decision(x, True)
                 continue
         last.append(i)
-        rejected.append(None if x is None else Rejected(x, choice.law))
+        rejected.append(None if x is None else Rejected(x, law))
     if last:
         u = torch.tensor([choices[i].final_u for i in last], dtype=torch.float64)
         for i, token in zip(last, draw(p, u, last, rejected).tolist(), strict=True):
             decisions[i] = Decision(token, False)
     return [decision for decision in decisions if decision is not None]
+
+
+def _whole(choice: Choice, vocab: int) -> torch.Tensor:
+    """The draft's law over the target's vocabulary [V]."""
+    assert choice.law is not None
+    if choice.d2t is None:
+        return choice.law
+    return choice.law.new_zeros(vocab).index_copy_(0, choice.d2t, choice.law)

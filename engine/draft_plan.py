@@ -24,7 +24,8 @@ _PROBE_SHARE = 0.01  # of the time
 _PROBE_SLOTS = 2
 _PROBE_ROUNDS = 8  # at least, between two of a sequence
 _LONGER_ROUNDS = 8  # after which a block is drafted a token longer, to see more of it
-_REST_STEPS = 3  # without another look, once nothing has paid
+#: without another look, once nothing has paid: as few as a probe takes, then twice as many each time
+_REST_STEPS = 2, 16
 _COLLAPSED_STEPS = 512  # with drafts that would not even pay for a sequence alone
 _WATCH_STEPS = 16
 
@@ -40,6 +41,7 @@ class DraftPlan:
         self._credit = 0.0
         self._hopeless = self._steps = 0
         self._rest = (0, 0)  # steps left, for so many sequences
+        self._resting = 0  # steps of the last rest
         self._rested = 0  # steps since the last look
 
     @property
@@ -78,9 +80,13 @@ class DraftPlan:
         rate = gains(float(count), ranking.survival[:best])[best] / seconds[best]
         if rate > _MARGIN * count / seconds[0]:
             wanted = ranking.lengths(best, count)
+            self._resting = 0
         else:
             wanted = [0] * count
-            self._rest = _REST_STEPS, count
+            shortest, longest = _REST_STEPS
+            again = self._rest[1] == count and self._resting
+            self._resting = min(2 * self._resting, longest) if again else shortest
+            self._rest = self._resting, count
         out = [
             min(length + (text.round % _LONGER_ROUNDS == 0), cap) if length else 0
             for text, length, cap in zip(texts, wanted, caps, strict=True)
@@ -114,6 +120,9 @@ class DraftPlan:
             row = max(idle)[1]
             slots[row] = min(size, caps[row])
             texts[row].drafted_round = texts[row].round  # whatever comes of it, others are next
+            if self._rest[0]:  # look again when it has told what it can
+                self._resting = _REST_STEPS[0]
+                self._rest = self._resting, len(texts)
             self._credit = min(self._credit - price, price)  # no more than one ahead
 
     def watch(self, means: Callable[[], Mapping[str, Floats]], throughput: Throughput) -> None:

@@ -88,12 +88,21 @@ class Intake:
         if not self.prefix_caching:
             salt += f"|{self._random.getrandbits(64):x}"
         active = ActiveRequest(request, now, Usage(prompt_tokens=len(prompt)))
+        skip = self.special_ids - request.spoken_ids if params.skip_special_tokens else frozenset()
+        first: SamplingState | None = None
         for choice in range(params.n):
             stream = split_stream(self._random.getrandbits(128))
             grammar = request.grammar.begin(stop_ids, self.vocab_size) if request.grammar else None
-            state = SamplingState(params, self.vocab_size, stop_ids, prompt.tolist(), choice, stream, grammar)
-            skip = self.special_ids - request.spoken_ids if params.skip_special_tokens else frozenset()
-            text = TextStream(self.token_bytes, skip, params.stop, params.include_stop_str_in_output)
+            if first is None:
+                tokens = prompt.tolist()
+                state = first = SamplingState(
+                    params, self.vocab_size, stop_ids, tokens, choice, stream, grammar
+                )
+            else:
+                state = first.sibling(choice, stream, grammar)
+            text = TextStream(
+                self.token_bytes, skip, params.stop, params.include_stop_str_in_output, params.min_tokens
+            )
             # The first choice scores the prompt for all of them: they wait for it anyway.
             to_score = len(prompt) - 1 if params.prompt_logprobs is not None and choice == 0 else 0
             active.sequences.append(

@@ -28,6 +28,32 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[
     return lambda x: F.linear(x, weight, bias)
 
 
+def wide_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """x [n, in] -> x W^T [n, out] in at least fp32.
+
+    On a GPU sums of 16-bit products stay as they were made: rounded, the largest logits of a row would often
+    be equal. Where torch cannot do that, and on CPUs, the product is rounded to the weight's type first.
+    """
+    if weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and _keeps_sums(weight):
+        return lambda x: torch.mm(x, weight.T, out_dtype=torch.float32)
+    product = linear(weight)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out = product(x)
+        return out if out.dtype == torch.float64 else out.float()
+
+    return run
+
+
+def _keeps_sums(weight: torch.Tensor) -> bool:
+    square = weight.new_zeros(16, 16)
+    try:
+        torch.mm(square, square, out_dtype=torch.float32)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
 def _packs() -> bool:
     """Whether this build of torch offers the packed product (an operator without a stability promise)."""
     ops = torch.ops.mkldnn

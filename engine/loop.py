@@ -273,7 +273,8 @@ class EngineLoop:
                 deltas.append(self._commit_tokens(sequence, item, verdict, draft))
             if sequence.status is Status.RUNNING:
                 self.table.publish(sequence)
-        stats = step_stats(batch, result, self._latched, forecast, begun, time.perf_counter())
+        emitted = sum(len(delta.token_ids) for _, delta in deltas)
+        stats = step_stats(batch, result, self._latched, forecast, emitted, begun, time.perf_counter())
         self.speculation.spent(stats.step_time - result.worker_time)
         self.observer.step(stats)
         return deltas + self.drain_aborted()

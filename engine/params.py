@@ -89,17 +89,15 @@ class SamplingParams:
             "repetition_penalty",
             f"repetition_penalty must be in (0, 10], got {self.repetition_penalty}",
         )
-        for token, bias in self.logit_bias.items():
-            need(0 <= token < vocab_size, "logit_bias", f"logit_bias token {token} is not in the vocabulary")
-            need(-100.0 <= bias <= 100.0, "logit_bias", f"logit_bias of {token} must be in [-100, 100]")
-        if self.allowed_token_ids is not None:
-            need(self.allowed_token_ids != (), "allowed_token_ids", "allowed_token_ids must not be empty")
-            for token in self.allowed_token_ids:
-                need(
-                    0 <= token < vocab_size,
-                    "allowed_token_ids",
-                    f"allowed token {token} is not in the vocabulary",
-                )
+        # As many as a vocabulary has tokens, and this runs on the event loop: no work for each of them.
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            tokens = getattr(self, name) or (0,)
+            least, most = min(tokens), max(tokens)
+            worst = least if least < 0 else most
+            need(0 <= worst < vocab_size, name, f"{name}: token {worst} is not in the vocabulary")
+        gentle = all(-100.0 <= bias <= 100.0 for bias in self.logit_bias.values())
+        need(gentle, "logit_bias", "logit_bias must be in [-100, 100]")
+        need(self.allowed_token_ids != (), "allowed_token_ids", "allowed_token_ids must not be empty")
         for word in self.bad_words:
             known = word != () and all(0 <= token < vocab_size for token in word)
             need(known, "bad_words", "a bad word must consist of tokens of the vocabulary")
@@ -117,16 +115,11 @@ class SamplingParams:
         for text in self.stop:
             need(text != "", "stop", "a stop string must not be empty")
             need(len(text) <= 1024, "stop", "a stop string may have at most 1024 characters")
-        for token in self.stop_token_ids:
-            need(0 <= token < vocab_size, "stop_token_ids", f"stop token {token} is not in the vocabulary")
         if self.seed is not None:
             need(-(2**63) <= self.seed < 2**63, "seed", "seed must fit in 64 bits")
         need(1 <= self.n <= max_n, "n", f"n must be in [1, {max_n}], got {self.n}")
+        most = min(max_logprobs, vocab_size)
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
             if wanted is not None:
-                need(
-                    0 <= wanted <= max_logprobs,
-                    name,
-                    f"{name} must be in [0, {max_logprobs}], got {wanted}",
-                )
+                need(0 <= wanted <= most, name, f"{name} must be in [0, {most}], got {wanted}")

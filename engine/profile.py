@@ -14,7 +14,8 @@ from engine.sampling import SamplingState
 from engine.worker import Worker
 from scheduler.throughput import Curve, Throughput
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# Every size where a kink decides: kernels take rows by fours, and the fifth costs what three do before it.
+_ROWS = (*range(1, 11), 12, 13, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _SEQUENCES = (2, 4, 8, 16, 32, 64, 128)
 _TURNS, _SECONDS = 7, 5.0  # each size is timed so often, or until so much time is gone
 _BEYOND = 256  # rows between two points past the last bucket

@@ -7,12 +7,15 @@ Every step looks at one row only, so the distribution of a row never depends on 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from engine.grammar import GrammarState
 from engine.native import rows as native
 from engine.params import SamplingParams
+
+if TYPE_CHECKING:  # its library is not there on every machine that trains
+    from engine.grammar import GrammarState
 
 _FIRST_CANDIDATES = 64
 
@@ -76,6 +79,17 @@ class SamplingState:
             self._seen[token] = True
         if self.grammar is not None:
             self.grammar.advance(token)
+
+    def sibling(
+        self, choice: int, stream: tuple[int, int, int, int], grammar: GrammarState | None
+    ) -> SamplingState:
+        """The state of another choice of the same request, before any token; masks and biases are shared."""
+        assert not self.generated
+        twin = object.__new__(SamplingState)
+        twin.__dict__.update(self.__dict__)
+        twin.choice, twin.stream, twin.grammar = choice, stream, grammar
+        twin._counts, twin._seen = self._counts.clone(), self._seen.clone()
+        return twin
 
     def fork(self, device: torch.device | str = "cpu") -> SamplingState:
         """A copy that may run ahead over drafts while this one stays where it is; adjusts rows there."""

@@ -28,10 +28,14 @@ def step_stats(
     result: StepResult,
     latch: Latch,
     forecast: Forecast,
+    emitted: int,
     commit_begun: float,
     ended: float,
 ) -> StepStats:
-    """`commit_begun` and `ended` on `time.perf_counter`'s clock; the step is from the plan to the commit."""
+    """`emitted` tokens went out to users; `commit_begun` and `ended` are on `time.perf_counter`'s clock.
+
+    The step is from the plan to the commit.
+    """
     decoding = [
         (item.verify, verdict.accepted, waiting, expected)
         for item, verdict, waiting, expected in zip(
@@ -47,7 +51,7 @@ def step_stats(
         rows=batch.rows,
         prefill_rows=sum(item.count for item in batch.items if item.count - item.verify > 1),
         sequences=len(batch.items),
-        emitted=sum(len(verdict.tokens) for verdict in result.verdicts),
+        emitted=emitted,
         verified=verified,
         accepted=accepted,
         corrupted=sum(verdict.finish == "error" for verdict in result.verdicts),

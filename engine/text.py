@@ -12,7 +12,7 @@ class TextStream:
     Each token contributes exact bytes, decoded incrementally: half a character waits for its other half.
     Text that could still become a stop string is held back, and only that (the longest suffix that is a
     proper prefix of a stop string). The text ends before the first stop string to be complete, or behind it
-    if it is to be `include`d.
+    if it is to be `include`d. The text of the first `free` tokens stops nothing.
     """
 
     def __init__(
@@ -21,20 +21,25 @@ class TextStream:
         skip: frozenset[int] = frozenset(),
         stop: tuple[str, ...] = (),
         include: bool = False,
+        free: int = 0,
     ) -> None:
         self._bytes = token_bytes
         self._skip = skip
         self._stop = stop
         self._include = include
+        self._free = free
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.stopped_by: str | None = None
 
     def push(self, token: int) -> str:
         """The text that `token` makes certain. Sets `stopped_by` when it completes a stop string."""
+        free = self._free > 0
+        self._free -= free
         if token in self._skip:
             return ""
-        return self._release(self._decoder.decode(self._bytes[token]))
+        text = self._decoder.decode(self._bytes[token])
+        return text if free else self._release(text)
 
     def finish(self) -> str:
         """What was still held back, once no more tokens will come."""

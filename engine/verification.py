@@ -1,8 +1,9 @@
 """Accept and correct: turn the target's logits over drafted rows into emitted tokens, without bias.
 
-Rows of a block are looked at one after another, all sequences together: row i is processed only where
-drafts 1..i were accepted, so processing costs what is emitted, and everything that depends on position
-(penalties, minimum length, grammar, random streams) is exact by construction.
+Rows of a block are looked at one after another: row i is processed only where drafts 1..i were accepted, so
+processing costs what is emitted, and everything that depends on position (penalties, minimum length, grammar,
+random streams) is exact by construction. Where nothing depends on the tokens before, a block is decided in
+one go; else row by row, all sequences together.
 
 What a row decides is in engine/decision.py. A run goes on while the decision is the draft; it ends with the
 first that is not, or with the bonus token after a fully accepted block.
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.batch import BatchItem, Finish, Verdict
-from engine.decision import Choice, decide
+from engine.decision import Choice, Decision, decide
+from engine.logprobs import logprobs
 from engine.noise import Purpose, host_row_keys, host_uniforms
 from engine.outputs import TokenLogprob
 from engine.scoring import score
@@ -32,7 +34,7 @@ class Run:
     final_u: list[float] | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    logp: torch.Tensor | None = None  # [V] log probabilities of the present row, if they are reported
+    said: torch.Tensor | None = None  # [V] the model's logits of the present row, if they are reported
     accepted: int = 0
     verdict: Verdict | None = None
     scores: tuple[TokenLogprob, ...] = ()
@@ -108,33 +110,48 @@ def draw_uniforms(runs: list[Run]) -> None:
     anchors = [run.item.anchor for run in sampled]
     rounds = [run.item.round for run in sampled]
     slots = 1 + max(run.item.verify for run in sampled)
-    accept = host_uniforms(streams, anchors, rounds, slots, Purpose.ACCEPT)
     final = host_uniforms(streams, anchors, rounds, slots, Purpose.FINAL)
+    accept = final  # not looked at where nothing was drafted
+    if slots > 1:
+        accept = host_uniforms(streams, anchors, rounds, slots, Purpose.ACCEPT)
     for i, run in enumerate(sampled):
         run.accept_u, run.final_u = accept[i], final[i]
 
 
 def _advance(live: list[Run], logits: torch.Tensor) -> None:
-    """Process the next row of every live run."""
-    choices = [_choice(run, logits) for run in live]
-    seeded = [i for i, choice in enumerate(choices) if choice.kind == "coupled"]
-    if seeded:
-        keys = host_row_keys(
-            [live[i].item.state.params.seed or 0 for i in seeded],
-            [live[i].item.state.choice for i in seeded],
-            [live[i].item.anchor + 1 + len(live[i].tokens) for i in seeded],
-        )
-        for i, key in zip(seeded, keys, strict=True):
-            choices[i].key = key
-    for run, decision in zip(live, decide(logits, choices), strict=True):
-        if decision is None:  # fail this sequence, and only this one
-            top = float(logits[run.row + len(run.tokens)].amax())
-            run.close(undecided(run, top == -torch.inf))
-        else:
-            logprob = None
-            if run.logp is not None:
-                logprob = _report(run.logp, decision.token, run.item.state.params.logprobs or 0)
-            run.emit(decision.token, decision.accepted, logprob)
+    """Process the next rows of every live run: all that are left, or one where what is emitted matters."""
+    runs = [_choices(run, logits) for run in live]
+    _draw_keys(live, runs)
+    decided = decide(logits, runs)
+    reports = _reports(live, decided)
+    for run, decisions, report in zip(live, decided, reports, strict=True):
+        for decision in decisions:
+            if decision is None:  # fail this sequence, and only this one
+                top = float(logits[run.row + len(run.tokens)].amax())
+                run.close(undecided(run, top == -torch.inf))
+            else:
+                run.emit(decision.token, decision.accepted, report)
+            if run.verdict is not None:
+                break
+
+
+def _draw_keys(live: list[Run], runs: list[list[Choice]]) -> None:
+    """Give seeded rows the noise of their position."""
+    seeded = [
+        (run, choice, run.item.anchor + 1 + choice.row - run.row)
+        for run, choices in zip(live, runs, strict=True)
+        for choice in choices
+        if choice.kind == "coupled"
+    ]
+    if not seeded:
+        return
+    keys = host_row_keys(
+        [run.item.state.params.seed or 0 for run, _, _ in seeded],
+        [run.item.state.choice for run, _, _ in seeded],
+        [position for _, _, position in seeded],
+    )
+    for (_, choice, _), key in zip(seeded, keys, strict=True):
+        choice.key = key
 
 
 def undecided(run: Run, empty: bool) -> Finish:
@@ -142,41 +159,41 @@ def undecided(run: Run, empty: bool) -> Finish:
     return "forbidden" if empty and run.item.state.adjusts else "error"
 
 
-def _choice(run: Run, logits: torch.Tensor) -> Choice:
-    """What the run's next row is to decide. Adjusts the row in place: it is looked at only now."""
+def _choices(run: Run, logits: torch.Tensor) -> list[Choice]:
+    """What the run's next rows are to decide. Adjusts a row in place: it is looked at only now."""
     state, done = run.item.state, len(run.tokens)
-    choice = Choice(run.row + done, state.params)
-    if state.params.logprobs is not None or state.adjusts:
-        row = logits[choice.row]
-        if state.params.logprobs is not None:
-            run.logp = torch.log_softmax(row, -1)  # of the model itself, before anything changes the row
-        if state.adjusts:
-            state.adjust(row)
-    draft = run.item.draft
-    if draft is not None and done < run.item.verify:
-        choice.draft = draft.tokens[done]
-        choice.law = None if run.accept_u is None else _draft_law(run, logits.shape[-1])
+    if state.params.logprobs is None and not state.adjusts:
+        return [_choice(run, at) for at in range(done, run.item.verify + 1)]
+    row = logits[run.row + done]
+    if state.params.logprobs is not None:  # of the model itself: what changes the row comes later
+        run.said = row.clone() if state.adjusts else row
+    if state.adjusts:
+        state.adjust(row)
+    return [_choice(run, done)]
+
+
+def _choice(run: Run, at: int) -> Choice:
+    """Of the row behind so many of the run's drafts."""
+    choice, draft = Choice(run.row + at, run.item.state.params), run.item.draft
+    if draft is not None and at < run.item.verify:
+        choice.draft = draft.tokens[at]
+        if run.accept_u is not None and draft.q is not None:
+            choice.law, choice.d2t = draft.q[at], draft.d2t
     if run.accept_u is not None and run.final_u is not None:
-        choice.accept_u, choice.final_u = run.accept_u[done], run.final_u[done]
+        choice.accept_u, choice.final_u = run.accept_u[at], run.final_u[at]
     return choice
 
 
-def _draft_law(run: Run, vocab: int) -> torch.Tensor | None:
-    """q of the run's next draft over the target's vocabulary [V]; None if one-hot."""
-    draft = run.item.draft
-    if draft is None or draft.q is None:
-        return None
-    row = draft.q[len(run.tokens)]
-    if draft.d2t is None:
-        return row
-    full = torch.zeros(vocab, dtype=row.dtype)
-    full[draft.d2t] = row
-    return full
-
-
-def _report(logp: torch.Tensor, token: int, top: int) -> TokenLogprob:
-    """The token's log probability and its `top` likeliest alternatives. logp [V]."""
-    if not top:
-        return TokenLogprob(token, float(logp[token]))
-    values, ids = torch.topk(logp, top)
-    return TokenLogprob(token, float(logp[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+def _reports(live: list[Run], decided: list[list[Decision | None]]) -> list[TokenLogprob | None]:
+    """Log probabilities of the decided tokens and their alternatives, where a request wants them."""
+    reports: list[TokenLogprob | None] = [None] * len(live)
+    rows, tokens, tops, wanted = [], [], [], []
+    for i, (run, (decision, *_)) in enumerate(zip(live, decided, strict=True)):
+        if run.said is not None and decision is not None:  # then it is the only one
+            wanted.append(i)
+            rows.append(run.said)
+            tokens.append(decision.token)
+            tops.append(run.item.state.params.logprobs or 0)
+    for i, report in zip(wanted, logprobs(rows, tokens, tops), strict=True):
+        reports[i] = report
+    return reports

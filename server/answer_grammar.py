@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from server.structured import Form, json_rule, literal
+from server.structured import Form, json_rule, lark, literal
 from server.text_splitter import THINK, THOUGHT
 from server.tool_formats import ToolFormat
 from server.tools import Function
@@ -35,11 +35,22 @@ class Thoughts:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar as text, others that it names, and the field of the request that asked for it."""
+    """A grammar as text, and the field of the request that asked for it.
+
+    `answer` is a grammar of the client's own that the text names, in Lark or GBNF; where it is all that there
+    is, the text is empty.
+    """
 
     text: str
     param: str
-    parts: Mapping[str, str] = field(default_factory=dict)
+    answer: str | None = None
+
+    def spelt(self) -> tuple[str, dict[str, str]]:
+        """What is to be compiled, and the parts that it names. May take long; raises ApiError."""
+        if self.answer is None:
+            return self.text, {}
+        answer = lark(self.answer)
+        return (self.text, {"answer": answer}) if self.text else (answer, {})
 
 
 def answer_grammar(
@@ -57,7 +68,7 @@ def answer_grammar(
     param = "tools" if form is None else form.param
     whole = None if form is None else form.grammar
     if whole is not None and calls is None and thoughts is None:
-        return GrammarSource(whole, param)
+        return GrammarSource("", param, whole)
     special = special or {}
     required = calls is not None and calls.required
     rules, ways = ["TEXT: /(.|\\n)*/"], []
@@ -73,8 +84,7 @@ def answer_grammar(
         rules += [_upto("thoughts", THOUGHT, special), r"blank: /\n{0,2}/"]
         first = "thoughts blank" if thoughts.begun else f"({_mark(THINK, special)} thoughts blank)?"
         start = f"{first} ({start})"
-    lark = "\n".join([f"start: {start}", *rules])
-    return GrammarSource(lark, param, {} if whole is None else {"answer": whole})
+    return GrammarSource("\n".join([f"start: {start}", *rules]), param, whole)
 
 
 def _bound_calls(calls: Calls, special: Mapping[str, int]) -> list[str]:

@@ -57,7 +57,8 @@ def create_app(context: ServerContext) -> ASGIApp:
     openapi.install(app, _BODIES)
     outer: ASGIApp = app
     if settings.key_rate_limit or settings.key_concurrency_limit:
-        outer = KeyLimits(outer, context.metrics, settings.key_rate_limit, settings.key_concurrency_limit)
+        limits = settings.key_rate_limit, settings.key_concurrency_limit
+        outer = KeyLimits(outer, context.metrics, *limits, keyed=bool(settings.api_keys))
     if context.tracer is not None:
         outer = Tracing(outer, context.tracer, context.metrics.recent)
     if settings.api_keys:

@@ -22,6 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 # Below this size parsing takes less than handing it to a thread.
 _INLINE_BYTES = 32 * 1024
 _ERRORS_SHOWN = 5
+_BODY_SECONDS = 60.0  # until all of it is there
 _DISCARDED_BYTES, _DISCARDING_SECONDS = 64 * 1024 * 1024, 5.0
 
 
@@ -33,7 +34,10 @@ async def read(http: Request, model: type[Model], context: ServerContext) -> Mod
     limit = context.body_limit
     try:
         _check_headers(http.headers, limit)
-        raw = await _read_bytes(http, limit)
+        async with asyncio.timeout(_BODY_SECONDS):
+            raw = await _read_bytes(http, limit)
+    except TimeoutError:
+        raise _too_slow() from None
     except ApiError as refusal:
         if refusal.status == 413 and "expect" not in http.headers:  # who expects has not sent anything yet
             await _discard(http)
@@ -124,6 +128,15 @@ def _too_large(limit: int) -> ApiError:
         413,
         f"The body is larger than the {limit} bytes that this server accepts.",
         code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def _too_slow() -> ApiError:
+    return ApiError(
+        408,
+        f"The body did not arrive within {_BODY_SECONDS:g} seconds.",
+        code="request_timeout",
         headers={"Connection": "close"},
     )
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         # The whole block will be verified, once its size is known, and never less of it for want of rows.
         settings = load({**options, "verify_policy": "fixed:1", "max_num_batched_tokens": UNTRIMMED})
         if own["png"] and not can_plot():
-            raise ValueError("--png needs matplotlib: pip install 'dspark-server[plot]'")
+            raise ValueError("--png needs matplotlib: pip install matplotlib")
         parts = build_parts(settings, NullObserver(), lambda line: print(line, file=sys.stderr))
         tables, rounds = _calibrate(parts, own)
         _save(tables, Path(own["output"] or _beside(parts)))
@@ -139,6 +139,8 @@ def _prompts(parts: Any, own: dict[str, Any]) -> Iterator[list[int]]:
         entries = _unanswered(Path(own["data"]))
     else:
         entries = [entry for file in own["prompts"] for entry in _lines(Path(file))]
+    if not entries:
+        raise ValueError("there are no prompts: --data looks for train_mix_*.jsonl")
     for index in np.random.default_rng(0).permutation(len(entries)):
         prompt = entries[index]["prompt"]
         text = prompt if isinstance(prompt, str) else prompt[0]

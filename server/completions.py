@@ -7,15 +7,19 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from engine.params import SamplingParams
 from engine.request import Request as EngineRequest
 from server.answer_grammar import answer_grammar
 from server.body import read
 from server.context import ServerContext
+from server.errors import invalid
 from server.generation import check, submit, with_bad_words
 from server.openapi import json_body
 from server.protocol import CompletionRequest
 from server.reply import Reply, new_id
 from server.shapes import CompletionShape
+
+_MOST_ENTRIES = 1 << 20
 
 
 def routes(context: ServerContext) -> APIRouter:
@@ -34,6 +38,7 @@ def routes(context: ServerContext) -> APIRouter:
         keep = context.encoder.kept(wanted.truncate_prompt_tokens, params.max_tokens)
         special = wanted.add_special_tokens is not False
         prompts = await context.off_loop(context.encoder.encode, wanted.prompt, special, keep)
+        _check_report(wanted, params, prompts)
         params = await with_bad_words(context, wanted, params)
         grammar = await context.compiled(answer_grammar(wanted.form))
         shape = CompletionShape(engine.tokenizer, wanted, prompts, _echoes(context, wanted, prompts))
@@ -53,6 +58,19 @@ def routes(context: ServerContext) -> APIRouter:
         return await Reply(context, wanted, shape, generation, new_id(shape, wanted), model).response(http)
 
     return router
+
+
+def _check_report(wanted: CompletionRequest, params: SamplingParams, prompts: list[list[int]]) -> None:
+    """Every choice repeats what was said of its prompt: refuse what would take gigabytes to write down."""
+    if params.prompt_logprobs is None or len(prompts) * params.n == 1:
+        return
+    entries = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
+    if entries > _MOST_ENTRIES:
+        raise invalid(
+            f"Log probabilities of these prompts would be {entries} entries over all choices, "
+            f"more than {_MOST_ENTRIES}: ask for fewer at a time.",
+            "logprobs" if wanted.prompt_logprobs is None else "prompt_logprobs",
+        )
 
 
 def _echoes(context: ServerContext, wanted: CompletionRequest, prompts: list[list[int]]) -> list[str] | None:

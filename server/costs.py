@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = load(options)
         if own["png"] and not can_plot():
-            raise ValueError("--png needs matplotlib: pip install 'dspark-server[plot]'")
+            raise ValueError("--png needs matplotlib: pip install matplotlib")
         parts = build_parts(settings, NullObserver(), lambda line: print(line, file=sys.stderr))
         model = parts.profile(own["fresh"])
     except (SettingsError, BadSettings, OSError, ValueError) as error:

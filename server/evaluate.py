@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     options = vars(_parser().parse_args(argv))
     own = {name: options.pop(name) for name in _OWN}
     if own["png"] and not can_plot():
-        print("dspark eval: --png needs matplotlib: pip install 'dspark-server[plot]'", file=sys.stderr)
+        print("dspark eval: --png needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 1
     try:
         asked = load(options).policy

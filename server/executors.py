@@ -8,9 +8,10 @@ from typing import Literal
 
 import torch
 
+from drafters.chain_drafter import ChainDrafter
 from drafters.device_blocks import DeviceDraftBlocks
 from drafters.hybrid import HybridDrafter
-from engine.cuda.attention import AttentionBackend
+from engine.cuda.attention import AttentionBackend, AttentionShape
 from engine.cuda.executor import CudaExecutor
 from engine.cuda.flashinfer import FlashInferBackend, FlashInferMissing
 from engine.cuda.graphs import CudaGraphs
@@ -169,6 +170,8 @@ def fit(
     executor.resize(pages)
     if blocks is not None:
         blocks.pool.resize(pages)
+    elif isinstance(drafter := _model_drafter(worker.drafter), ChainDrafter):
+        drafter.resize(pages)
     max_model_len = _context(settings, config, pages)
     layers = worker.drafter.feature_layers if worker.drafter is not None else ()
     executor.capture(verified, settings.max_num_seqs, layers, progress)
@@ -178,9 +181,12 @@ def fit(
 
 
 def _device_blocks(drafter: Drafter | None) -> DeviceDraftBlocks | None:
-    inner = drafter.model if isinstance(drafter, HybridDrafter) else drafter
-    blocks = getattr(inner, "blocks", None)
+    blocks = getattr(_model_drafter(drafter), "blocks", None)
     return blocks if isinstance(blocks, DeviceDraftBlocks) else None
+
+
+def _model_drafter(drafter: Drafter | None) -> Drafter | None:
+    return drafter.model if isinstance(drafter, HybridDrafter) else drafter
 
 
 def _cuda_executor(
@@ -207,7 +213,9 @@ def _attention(
         reason = f"FlashInfer has no kernels for heads of {config.head_dim}"
     else:
         try:
-            return FlashInferBackend(stream)
+            backend = FlashInferBackend(stream)
+            backend.check(AttentionShape.of(config, PAGE_SIZE, dtype))
+            return backend
         except FlashInferMissing as error:
             reason = str(error)
     progress(f"{reason}: attention runs in torch, request by request and without CUDA graphs, which is slow")

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from engine.async_engine import AsyncEngine, Draining, QueueFull, RequestStream
+from engine.emission import FAULTS
 from engine.outputs import OutputDelta, RequestStats, Usage
 from engine.params import ParamError, SamplingParams
 from engine.request import Request
 from server.context import ServerContext
-from server.errors import internal, shutting_down, timed_out, translate
+from server.errors import ApiError, internal, invalid, shutting_down, timed_out, translate
 from server.protocol import GenerationRequest
 from server.tracing import note
 
@@ -71,7 +72,7 @@ class Generation:
             async for batch in source:
                 for _, delta in batch:
                     if delta.finish_reason == "error":
-                        raise internal(delta.error or "The request failed inside the engine.")
+                        raise _failure(delta.error)
                     if delta.finish_reason == "abort":
                         raise timed_out() if self._expired else shutting_down()
                     finished += delta.finish_reason is not None
@@ -140,6 +141,13 @@ class Generation:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failure(error: str | None) -> ApiError:
+    """Of a choice that ended in an error: the request's fault if it forbids every token, else ours."""
+    if error == FAULTS["forbidden"]:
+        return invalid(f"{error[:1].upper()}{error[1:]}.", code="no_token_left")
+    return internal(error or "The request failed inside the engine.")
 
 
 async def with_bad_words(

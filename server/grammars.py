@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.grammar import Grammar
 from engine.grammar_compiler import GrammarCompiler, GrammarError
 from server.answer_grammar import GrammarSource
-from server.errors import invalid
+from server.errors import invalid, overloaded
 
 _SECONDS = 10.0
+_THREADS = 2
 
 
 class Grammars:
@@ -19,15 +20,21 @@ class Grammars:
     def __init__(self, compiler: GrammarCompiler, seconds: float = _SECONDS) -> None:
         self._compiler = compiler
         self._seconds = seconds
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._free = asyncio.Semaphore(_THREADS)
 
     async def compiled(self, source: GrammarSource) -> Grammar:
-        """Raises ApiError that blames the field."""
-        param = source.param
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, self._compiler.compile, source.text, source.parts)
+        """Raises ApiError that blames the field, or the others whose grammars keep the threads busy."""
         try:
-            return await asyncio.wait_for(work, self._seconds)
+            async with asyncio.timeout(self._seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise overloaded("Too many grammars wait to be compiled.", self._seconds) from None
+        param = source.param
+        work = self._threads.submit(self._compile, source)
+        self._release_after(work)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(work), self._seconds)
         except GrammarError as error:
             raise invalid(f"{param} does not make a grammar: {error}", param, "invalid_grammar") from None
         except TimeoutError:
@@ -37,6 +44,19 @@ class Grammars:
                 param,
                 "grammar_too_complex",
             ) from None
+
+    def _release_after(self, work: Future[Grammar]) -> None:
+        """A thread is free when it is done, not when nobody waits for it any more."""
+        loop = asyncio.get_running_loop()
+
+        def done(_: Future[Grammar]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._free.release)
+
+        work.add_done_callback(done)
+
+    def _compile(self, source: GrammarSource) -> Grammar:
+        return self._compiler.compile(*source.spelt())
 
     def close(self) -> None:
         """Let the threads go."""

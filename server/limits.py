@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.auth import GUARDED, bearer_token
 from server.errors import too_many
 from server.metrics import Metrics
 
@@ -24,8 +26,9 @@ class _Account:
 
 
 class KeyLimits:
-    """ASGI middleware before the API. A client is its bearer token or, without one, its address.
+    """ASGI middleware before the API, and behind the key check if there is one.
 
+    A client is its key, where keys are checked; else it is an address, since anybody can invent a token.
     `rate`: requests a minute, which may all come at once; `concurrency`: requests under way. 0: no limit.
     """
 
@@ -35,12 +38,14 @@ class KeyLimits:
         metrics: Metrics,
         rate: float,
         concurrency: int,
+        keyed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._rate = rate
         self._concurrency = concurrency
+        self._keyed = keyed
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
 
@@ -48,7 +53,7 @@ class KeyLimits:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        account = self._account(_client(scope))
+        account = self._account(self._client(scope))
         if self._concurrency and account.running >= self._concurrency:
             self._metrics.rejected("key_concurrency")
             error = too_many(f"Your key may have {self._concurrency} requests under way at once.", 1.0)
@@ -67,6 +72,11 @@ class KeyLimits:
             await self._app(scope, receive, send)
         finally:
             account.running -= 1
+
+    def _client(self, scope: Scope) -> str:
+        if self._keyed and scope["path"].startswith(GUARDED):
+            return hashlib.sha256(bearer_token(Headers(scope=scope)).encode()).hexdigest()
+        return (scope.get("client") or ("",))[0]
 
     def _account(self, client: str) -> _Account:
         now = self._clock()
@@ -90,8 +100,3 @@ class KeyLimits:
             for client, account in self._accounts.items()
             if account.running or self._grown(account, now) < fresh
         }
-
-
-def _client(scope: Scope) -> str:
-    token = Headers(scope=scope).get("authorization")
-    return token or (scope.get("client") or ("",))[0]

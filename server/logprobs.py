@@ -9,6 +9,9 @@ from typing import Any
 from engine.outputs import TokenLogprob
 from engine.tokenizer import Tokenizer
 
+#: entries that are written on the event loop; more make others wait
+LONG = 256
+
 # JSON has no infinity; other servers send this for a token of probability zero.
 _FLOOR = -9999.0
 

@@ -40,7 +40,7 @@ def throughput(
         "block": block,
         "rows": most_rows,
         "sequences": most_sequences,
-        "form": 7,
+        "form": 8,
     }
     text = json.dumps(known, sort_keys=True, default=str)
     file = cache / "profiles" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"

@@ -6,17 +6,25 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from engine.params import SamplingParams
 from server.errors import invalid
+from server.strict import Strict
 from server.structured import Form, ResponseFormat, StructuredOutputs, form_of
 from server.tools import NamedTool, Tool, ToolCall, ToolChoice, ToolUse
+
+
+def _once(value: list[int]) -> list[int]:
+    return list(dict.fromkeys(value))
+
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Int], Field(fail_fast=True)]
+#: tokens of a vocabulary; how often one of them is named does not matter
+TokenSet = Annotated[list[Int], Field(fail_fast=True, max_length=1 << 19), AfterValidator(_once)]
 BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 ReplyId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
@@ -124,12 +132,6 @@ def without_empty_extras(value: Any) -> Any:
     return kept
 
 
-class Strict(BaseModel):
-    """A JSON object whose fields are what they are said to be."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-
-
 class TemplateOptions(Strict):
     """What a chat template is told beside the messages."""
 
@@ -173,8 +175,8 @@ class GenerationRequest(Strict):
     logit_bias: Annotated[dict[int, float], PlainValidator(_logit_bias, dict[str, float])] | None = None
     seed: Int | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_stop, str | list[str])] | None = None
-    stop_token_ids: Ids | None = None
-    allowed_token_ids: Ids | None = None
+    stop_token_ids: TokenSet | None = None
+    allowed_token_ids: TokenSet | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=256, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -250,7 +252,7 @@ class Message(Strict):
     content: Annotated[str, PlainValidator(_content, str | list[dict[str, str]])]
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -273,7 +275,7 @@ class ChatRequest(GenerationRequest, TemplateOptions):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: ToolChoice | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

@@ -14,9 +14,10 @@ from engine.outputs import OutputDelta
 from server.context import ServerContext
 from server.disconnect import ClientGone, gone_response, unless_gone
 from server.generation import Generation
+from server.logprobs import LONG
 from server.pacing import Pacer
 from server.protocol import GenerationRequest
-from server.request_metrics import metrics_json
+from server.request_metrics import wanted_metrics
 from server.shapes import Shape, usage_json
 from server.sse import EventStream, dumps, event
 from server.token_origins import speculation_json
@@ -67,7 +68,8 @@ class Reply:
 
     async def _whole(self) -> str:
         pieces = await self._generation.collected()
-        if any(deltas[0].prompt_logprobs for deltas in pieces):  # megabytes, for a long prompt
+        told = sum(len(each.prompt_logprobs) + len(each.logprobs) for deltas in pieces for each in deltas)
+        if told > LONG:
             text: str = await self._context.off_loop(self._body, pieces)
             return text
         return self._body(pieces)
@@ -75,8 +77,8 @@ class Reply:
     def _body(self, pieces: list[list[OutputDelta]]) -> str:
         choices = [self._shape.whole(index, deltas) for index, deltas in enumerate(pieces)]
         body = self._head | {"choices": choices, "usage": usage_json(self._generation.usage())}
-        if self._with_metrics:
-            body["metrics"] = self._metrics()
+        if (metrics := self._metrics()) is not None:
+            body["metrics"] = metrics
         return dumps(body | self._shape.extra(pieces[0][0]))
 
     async def _events(self) -> AsyncIterator[bytes]:
@@ -96,7 +98,10 @@ class Reply:
                     extra = f",{dumps(beside)[1:-1]}"
                 if index not in opened:
                     opened.add(index)
-                    opening = shape.opening(index, delta)
+                    if len(delta.prompt_logprobs) > LONG:
+                        opening = await self._context.off_loop(shape.opening, index, delta)
+                    else:
+                        opening = shape.opening(index, delta)
                     if opening is not None:
                         choices.append(opening)
                 # Half a character is no news, unless more than its text was asked for.
@@ -115,8 +120,9 @@ class Reply:
                 events = [event(f"{before}{dumps(first)}]{after}{extra}}}")]
                 yield b"".join(events + [event(f"{before}{dumps(choice)}]{after}}}") for choice in others])
         if wanted.include_usage:
-            metrics = f',"metrics":{dumps(self._metrics())}' if self._with_metrics else ""
-            yield event(f'{before}],"usage":{self._usage()}{metrics}}}')
+            metrics = self._metrics()
+            more = "" if metrics is None else f',"metrics":{dumps(metrics)}'
+            yield event(f'{before}],"usage":{self._usage()}{more}}}')
 
     def _after(self) -> str:
         """What follows the choices of a chunk."""
@@ -124,18 +130,8 @@ class Reply:
             return f',"usage":{self._usage()}'
         return ',"usage":null' if self._wanted.include_usage else ""
 
-    @property
-    def _with_metrics(self) -> bool:
-        settings = self._context.settings
-        served = settings.enable_per_request_metrics or settings.per_request_spec_decode_metrics != "none"
-        return served or bool(self._wanted.return_metrics)
-
-    def _metrics(self) -> dict[str, Any]:
-        settings = self._context.settings
-        times, detail = settings.enable_per_request_metrics, settings.per_request_spec_decode_metrics
-        if self._wanted.return_metrics:
-            times, detail = True, "summary" if detail == "none" else detail
-        return metrics_json(self._generation.stats(), times, detail)
+    def _metrics(self) -> dict[str, Any] | None:
+        return wanted_metrics(self._context.settings, self._wanted.return_metrics, self._generation.stats())
 
     def _usage(self) -> str:
         return dumps(usage_json(self._generation.usage()))

@@ -6,8 +6,19 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from engine.outputs import RequestStats
+from server.settings import Settings
 
 Detail = Literal["none", "summary", "detailed"]
+
+
+def wanted_metrics(
+    settings: Settings, asked: bool | None, stats: Sequence[RequestStats]
+) -> dict[str, Any] | None:
+    """As operator and request want them; None if neither does."""
+    times, detail = settings.enable_per_request_metrics, settings.per_request_spec_decode_metrics
+    if asked:
+        times, detail = True, "summary" if detail == "none" else detail
+    return metrics_json(stats, times, detail) if times or detail != "none" else None
 
 
 def metrics_json(stats: Sequence[RequestStats], times: bool, detail: Detail) -> dict[str, Any]:

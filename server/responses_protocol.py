@@ -8,10 +8,13 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from engine.params import SamplingParams
 from server.errors import invalid
-from server.protocol import GenerationRequest, Int, Strict, wrong
+from server.protocol import GenerationRequest, Int, wrong
 from server.responses_input import Turn, turns_of
+from server.strict import Strict
 from server.structured import Form, TextFormat, form_of
 from server.tools import FlatNamedTool, Function, ToolChoice, ToolUse
+
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 _LOGPROBS = "message.output_text.logprobs"
 #: fields of the other endpoints that would change this one's reply
@@ -41,11 +44,12 @@ class ResponsesRequest(GenerationRequest):
     instructions: str | None = None
     max_output_tokens: Annotated[Int, Field(ge=1)] | None = None
     top_logprobs: Int | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: Annotated[list[Included], Field(max_length=16, fail_fast=True)] | None = None
     text: TextOptions | None = None
     tools: (
         Annotated[
-            list[Annotated[Function, BeforeValidator(_function, dict[str, Any])]], Field(max_length=128)
+            list[Annotated[Function, BeforeValidator(_function, dict[str, Any])]],
+            Field(max_length=128, fail_fast=True),
         ]
         | None
     ) = None
@@ -79,6 +83,9 @@ class ResponsesRequest(GenerationRequest):
         for name in _ELSEWHERE:
             if getattr(self, name) is not None:
                 raise invalid(f"{name} is not supported by this endpoint.", name, "unsupported_parameter")
+        if self.include_speculation:
+            name = "stream_options.include_speculation"
+            raise invalid(f"{name} is not supported by this endpoint.", name, "unsupported_parameter")
         reported = self.top_logprobs is not None or _LOGPROBS in (self.include or ())
         return self._sampling(self.max_output_tokens, (self.top_logprobs or 0) if reported else None)
 

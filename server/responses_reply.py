@@ -16,8 +16,9 @@ from server.conversation import Conversation
 from server.disconnect import ClientGone, gone_response, unless_gone
 from server.errors import ApiError
 from server.generation import Generation
-from server.logprobs import chat_logprobs
+from server.logprobs import LONG, chat_logprobs
 from server.pacing import Pacer, joined
+from server.request_metrics import wanted_metrics
 from server.responses_items import Event, OutputItems, Status
 from server.responses_protocol import ResponsesRequest
 from server.sse import EventStream, dumps
@@ -58,8 +59,16 @@ class ResponsesReply:
             return gone_response(http.scope)
         finally:
             self._generation.abort()
-        self._take(joined(deltas))
-        return Response(dumps(self._body()), media_type="application/json")
+        whole = joined(deltas)
+        if len(whole.logprobs) > LONG:
+            text = await self._context.off_loop(self._whole, whole)
+        else:
+            text = self._whole(whole)
+        return Response(text, media_type="application/json")
+
+    def _whole(self, delta: OutputDelta) -> str:
+        self._take(delta)
+        return dumps(self._body())
 
     async def _events(self) -> AsyncIterator[bytes]:
         pacer = Pacer(self._context.settings.stream_interval)
@@ -117,7 +126,14 @@ class ResponsesReply:
             "truncation": "disabled",
             "usage": None if begun else _usage(self._generation.usage()),
             "metadata": {},
-        } | wanted.echoed
+            **wanted.echoed,
+            **({} if begun else self._metrics()),
+        }
+
+    def _metrics(self) -> dict[str, Any]:
+        settings, asked = self._context.settings, self._wanted.return_metrics
+        metrics = wanted_metrics(settings, asked, self._generation.stats())
+        return {} if metrics is None else {"metrics": metrics}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -14,7 +14,9 @@ class RootPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            path: str = scope["path"]
-            inside = path.removeprefix(self._root) if f"{path}/".startswith(f"{self._root}/") else path
+            inside: str = scope["path"]
+            # As often as it stands there: the router would take it off once more, behind the key check.
+            while f"{inside}/".startswith(f"{self._root}/"):
+                inside = inside[len(self._root) :]
             scope = {**scope, "path": inside or "/", "root_path": self._root}  # for links, as in /docs
         await self._app(scope, receive, send)

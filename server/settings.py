@@ -154,8 +154,8 @@ class Settings(BaseModel):
         None,
         "Speculative decoding",
         "how many drafted tokens are verified: off, fixed:K, or by confidence and load: lookahead, lagged, "
-        "algorithm1, threshold[:base=0.5,sensitivity=0.3,min=0,max=64] (default: lookahead with a draft "
-        "model, else all that are drafted)",
+        "algorithm1, threshold[:base=0.5,sensitivity=0.3,min=0,max=64] (default: lookahead, or fixed:K "
+        "where num_speculative_tokens is given)",
         metavar="POLICY",
     )
 

@@ -8,20 +8,25 @@ from typing import Annotated, Any, Literal, Self
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from server.errors import invalid
+from server.strict import Strict
+
+_MOST_RULES = 1000
 
 # Between the parts of a JSON text: nothing, a blank, or a line break and an indent. A model that may write
 # any number of blanks now and then does nothing else any more.
 _WHITESPACE = r" |\n {0,40}|\n\t{0,16}"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", populate_by_name=True)
+class _Named(Strict):
+    """Has fields that go by another name in Python."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
 
-class JsonSchema(_Strict):
+class JsonSchema(_Named):
     """A schema with a name, as OpenAI has it. It is kept to whether it is `strict` or not."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -30,7 +35,7 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """OpenAI's form: any text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -48,7 +53,7 @@ class ResponseFormat(_Strict):
         return _schema_of_answer(self.type, None if self.json_schema is None else self.json_schema.schema_)
 
 
-class TextFormat(_Strict):
+class TextFormat(_Named):
     """The same as /v1/responses has it, with the schema's fields beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -72,7 +77,7 @@ class TextFormat(_Strict):
         return _schema_of_answer(self.type, self.schema_)
 
 
-class StructuredOutputs(_Strict):
+class StructuredOutputs(_Named):
     """vLLM's form: a JSON schema, a regular expression, a choice of texts, or a grammar (Lark or GBNF)."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
@@ -89,7 +94,7 @@ class StructuredOutputs(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an answer must look like: the right-hand side of a Lark `rule`, or a whole `grammar`.
+    """What an answer must look like: the right-hand side of a Lark `rule`, or a client's whole `grammar`.
 
     `param` is the field that asked for it.
     """
@@ -119,7 +124,7 @@ def _form_of_outputs(outputs: StructuredOutputs) -> Form:
         return Form("structured_outputs.regex", f"/{regex_to_lark(outputs.regex)}/")
     if outputs.choice is not None:
         return Form("structured_outputs.choice", " | ".join(literal(text) for text in outputs.choice))
-    return Form("structured_outputs.grammar", grammar=_lark(outputs.grammar or ""))
+    return Form("structured_outputs.grammar", grammar=outputs.grammar)
 
 
 def json_rule(schema: dict[str, Any], lenient: bool = False) -> str:
@@ -133,10 +138,15 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _lark(text: str) -> str:
-    """Lark as it is, GBNF (which has `::=`) translated."""
-    if "::=" not in text:
+def lark(text: str) -> str:
+    """A client's grammar: Lark as it is, GBNF (it has `::=`) translated. May take long; raises ApiError."""
+    rules = text.count("::=")
+    if not rules:
         return text
+    if rules > _MOST_RULES:  # the translator looks at each of them once for each of them
+        raise invalid(
+            f"A GBNF grammar may have {_MOST_RULES} rules, not {rules}.", "structured_outputs.grammar"
+        )
     try:
         return any_to_lark(text)
     except Exception as error:  # the translator may trip over anything

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
@@ -12,8 +12,9 @@ from server.body import read
 from server.context import ServerContext
 from server.errors import invalid
 from server.openapi import json_body
-from server.protocol import Ids, Messages, Strict, TemplateOptions, wrong
+from server.protocol import Ids, Messages, TemplateOptions, wrong
 from server.sse import dumps
+from server.strict import Strict
 
 _LONGEST = 1 << 20  # tokens in a body; the size of the body limits texts
 
@@ -50,28 +51,32 @@ def routes(context: ServerContext) -> APIRouter:
         """Token ids of a text or a conversation."""
         wanted = await read(http, TokenizeRequest, context)
         context.check_model(wanted.model)
-        engine = context.loaded()
-        ids = await context.off_loop(_tokenize, context, wanted)
-        reply: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": engine.max_model_len,
-            "tokens": ids,
-            "token_strs": [engine.tokenizer.token_text(i) for i in ids] if wanted.return_token_strs else None,
-        }
-        return Response(dumps(reply), media_type="application/json")
+        reply = await context.off_loop(_tokenized, context, wanted)
+        return Response(reply, media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
     async def detokenize(http: Request) -> Response:
         """The text of token ids, special tokens included."""
         wanted = await read(http, DetokenizeRequest, context)
         context.check_model(wanted.model)
-        vocab_size = context.loaded().tokenizer.vocab_size
-        if any(not 0 <= token < vocab_size for token in wanted.tokens):
-            raise invalid(f"Token ids must be in [0, {vocab_size}).", "tokens")
-        text = await context.off_loop(context.encoder.text, wanted.tokens, False)
-        return Response(dumps({"prompt": text}), media_type="application/json")
+        reply = await context.off_loop(_detokenized, context, wanted)
+        return Response(reply, media_type="application/json")
 
     return router
+
+
+def _tokenized(context: ServerContext, wanted: TokenizeRequest) -> str:
+    engine, ids = context.loaded(), _tokenize(context, wanted)
+    texts = [engine.tokenizer.token_text(i) for i in ids] if wanted.return_token_strs else None
+    reply = {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": texts}
+    return dumps(reply)
+
+
+def _detokenized(context: ServerContext, wanted: DetokenizeRequest) -> str:
+    vocab_size = context.loaded().tokenizer.vocab_size
+    if any(not 0 <= token < vocab_size for token in wanted.tokens):
+        raise invalid(f"Token ids must be in [0, {vocab_size}).", "tokens")
+    return dumps({"prompt": context.encoder.text(wanted.tokens, False)})
 
 
 def _tokenize(context: ServerContext, wanted: TokenizeRequest) -> list[int]:

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-
+from server.strict import Strict
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 ToolChoice = Literal["none", "auto", "required"]
 
 
-class Function(_Strict):
+class Function(Strict):
     """What can be called. Calls keep to `parameters`, a JSON schema, whether it is `strict` or not."""
 
     name: Name
@@ -38,25 +35,25 @@ class Function(_Strict):
         return {"type": "function", "function": self.model_dump(exclude_none=True)}
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool of the only type there is."""
 
     type: Literal["function"]
     function: Function
 
 
-class _NamedFunction(_Strict):
+class _NamedFunction(Strict):
     name: Name
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     """A tool that must be called."""
 
     type: Literal["function"]
     function: _NamedFunction
 
 
-class FlatNamedTool(_Strict):
+class FlatNamedTool(Strict):
     """The same as /v1/responses has it."""
 
     type: Literal["function"]
@@ -84,14 +81,14 @@ def _json_object(text: str) -> str:
     return text
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     """`arguments` is a JSON object as text."""
 
     name: str
     arguments: Annotated[str, AfterValidator(_json_object)]
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """A call that the assistant made in an earlier turn."""
 
     id: Annotated[str, Field(max_length=256)]

@@ -178,7 +178,7 @@ def _speculation(
     lookup = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     model = _draft_model(config, folder)
     if model is None:
-        return lookup, policy or f"fixed:{config.num_speculative_tokens or LOOKUP_TOKENS}"
+        return lookup, policy or _policy(config, LOOKUP_TOKENS)
     try:
         loaded = load_drafter(model, executor, folder, max_model_len, settings.quantization)
     except (OSError, ValueError) as error:
@@ -186,12 +186,15 @@ def _speculation(
     if config.method not in ("auto", "hybrid", loaded.name):
         raise BadSettings(f"--speculative-config: {model} holds a {loaded.name} model")
     drafter: Drafter = HybridDrafter(lookup, loaded) if config.method in ("auto", "hybrid") else loaded
-    if policy is None:  # as far as it pays, unless a number was asked for
-        fixed = config.num_speculative_tokens
-        if config.enable_adaptive_verification is False:
-            fixed = fixed or loaded.gamma
-        policy = f"fixed:{fixed}" if fixed else "lookahead"
-    return drafter, policy
+    return drafter, policy or _policy(config, loaded.gamma)
+
+
+def _policy(config: SpeculativeConfig, most: int) -> str:
+    """As far as it pays, unless a number was asked for; `most` is all that are drafted."""
+    fixed = config.num_speculative_tokens
+    if config.enable_adaptive_verification is False:
+        fixed = fixed or most
+    return f"fixed:{fixed}" if fixed else "lookahead"
 
 
 def _block_sizes(config: SpeculativeConfig, drafter: Drafter | None) -> tuple[int, int]:

@@ -54,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--arch", nargs="+", default=list(ARCHITECTURES), help="compute capabilities, such as 8.0 9.0a"
+        "--arch",
+        nargs="+",
+        default=os.environ.get("FLASHINFER_CUDA_ARCH_LIST", "").split() or list(ARCHITECTURES),
+        help="compute capabilities, such as 8.0 9.0a (default: FLASHINFER_CUDA_ARCH_LIST, else 9.0a)",
     )
     parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
     parser.add_argument("--windows", action="store_true", help="modules for sliding windows as well")
@@ -100,7 +103,7 @@ def warm(arch: Sequence[str], head_dims: Sequence[int], windows: bool, force: bo
     try:
         import flashinfer
         from flashinfer.jit import env
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # it writes to its own folders when it is imported
         raise CannotCompile(
             f"flashinfer cannot be imported ({error}): pip install 'dspark-server[gpu]'"
         ) from error
@@ -123,11 +126,12 @@ def warm(arch: Sequence[str], head_dims: Sequence[int], windows: bool, force: bo
 def modules(head_dims: Sequence[int], windows: bool) -> Iterator[Any]:
     """FlashInfer's specifications of what the executor calls, in the order of their worth."""
     import torch
-    from flashinfer.jit.attention import gen_batch_prefill_module
+    from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module as primary
 
+    # The wrapper loads this variant (equal strides of K and V) by a name of its own. Nothing public makes it.
     kinds = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)  # queries, K/V, output, indices
     for window, dim in itertools.product((False, True) if windows else (False,), head_dims):
-        yield gen_batch_prefill_module("fa2", *kinds, dim, dim, _NO_POSITIONS, window, False, False)
+        yield primary("fa2", *kinds, dim, dim, _NO_POSITIONS, window, False, False)
 
 
 def _build(spec: Any, target: Path) -> None:

@@ -67,7 +67,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--answers", metavar="PATH", help="answers (.npz, or a folder of them) instead of --data's"
     )
     parser.add_argument("--features", metavar="DIR", help="where features are cached")
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    from engine.machine import usable_cores
+
+    cores = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     parser.add_argument("--threads", type=int, default=max(1, cores))
 
 

@@ -36,7 +36,7 @@ def wrapper_class() -> Any:
     """FlashInfer's wrapper. Raises FlashInferMissing."""
     try:
         return import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # it makes folders of its own when it is imported
         raise FlashInferMissing(
             f"FlashInfer is not usable here ({error}); install it with: pip install 'dspark-server[gpu]'"
         ) from error
@@ -56,6 +56,14 @@ class FlashInferBackend:
         self._wrapper = wrapper_class() if wrapper is None else wrapper
         self._workspace = torch.zeros(workspace, dtype=torch.uint8, device=stream.device)
         self._page_ids = self._zeros(0)
+
+    def check(self, shape: AttentionShape) -> None:
+        """Raises FlashInferMissing if there are no kernels for this, and no compiler to make them."""
+        with Staging(self.stream).turn() as writer:
+            try:
+                self.eager(shape).plan(paged_rows([Span(0, 1, _PAGE)], shape.page_size, 0), writer)
+            except (RuntimeError, OSError) as error:
+                raise FlashInferMissing(f"FlashInfer has no kernels for this model ({error})") from error
 
     def eager(self, shape: AttentionShape) -> Attention:
         wrappers = {

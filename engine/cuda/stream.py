@@ -59,26 +59,3 @@ class _CudaFence:
 
     def wait(self) -> None:
         self._event.synchronize()
-
-
-class HostStream:
-    """The CPU as a device, on which everything is executed at once: for tests."""
-
-    device = torch.device("cpu")
-
-    def pinned(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8)
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
-
-    def fence(self) -> Fence:
-        return _Passed()
-
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
-
-
-class _Passed:
-    def wait(self) -> None:
-        pass

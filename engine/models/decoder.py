@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.linear import linear
+from engine.linear import linear, wide_linear
 from engine.models.base import Attend
 from engine.models.config import ModelConfig
 from engine.models.shapes import check_shapes
@@ -95,7 +95,7 @@ class FusedDecoder:
             )
         self.norm = need("norm.weight")
         head = self.embedding if config.tie_embeddings else need("lm_head.weight")
-        self.head = linear(head)
+        self.head = wide_linear(head)
         #: [V, d], for drafters that share it; on a CPU it is kept in packed form only
         self.head_weight = head if head is self.embedding or head.device.type != "cpu" else None
         self.inv_freq = rope_frequencies(config).to(device)
@@ -136,8 +136,7 @@ class FusedDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model.logits`."""
-        logits = self.head(hidden)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return self.head(hidden)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)

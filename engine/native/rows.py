@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from engine.native import loader
+from engine.outputs import TokenLogprob
 
 KINDS = {"greedy": 0, "rejection": 1, "coupled": 2}
 
@@ -25,6 +26,8 @@ class Choice(ctypes.Structure):
         ("row", ctypes.c_int64),
         ("draft", ctypes.c_int64),
         ("law", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("law_size", ctypes.c_int64),
         ("accept_u", ctypes.c_double),
         ("final_u", ctypes.c_double),
         ("top_p", ctypes.c_double),
@@ -50,9 +53,47 @@ def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def decide(library: ctypes.CDLL, logits: torch.Tensor, choices: ctypes.Array[Choice]) -> None:
-    """Fill in `token` and `accepted` of each choice over logits [., V]; see `engine.decision`."""
-    library.dspark_decide(logits.data_ptr(), logits.shape[-1], choices, len(choices))
+def decide(
+    library: ctypes.CDLL, logits: torch.Tensor, choices: ctypes.Array[Choice], sizes: Sequence[int]
+) -> None:
+    """Fill in `token` and `accepted` of choices over logits [., V], which are runs of these sizes.
+
+    A run is decided up to its first choice that is not its draft; see `engine.decision`.
+    """
+    assert sum(sizes) == len(choices)
+    runs = (ctypes.c_int32 * len(sizes))(*sizes)
+    library.dspark_decide(logits.data_ptr(), logits.shape[-1], choices, runs, len(sizes))
+
+
+def logprobs(
+    library: ctypes.CDLL,
+    rows: Sequence[torch.Tensor],
+    tokens: Sequence[int],
+    tops: Sequence[int],
+    ranked: bool,
+) -> list[TokenLogprob]:
+    """As `engine.logprobs.logprobs` says; rows [V] lie anywhere. Of equal ones the lowest ids come first."""
+    n, vocab, width = len(rows), len(rows[0]), max(tops)
+    # The kernels do not look.
+    assert width <= vocab
+    assert len(tokens) == len(tops) == n
+    assert min(tokens) >= 0
+    assert max(tokens) < vocab
+    assert all(len(row) == vocab and row.stride(0) == 1 for row in rows)
+    own, ranks = (ctypes.c_double * n)(), (ctypes.c_int64 * n)()
+    ids, values = (ctypes.c_int64 * (n * width))(), (ctypes.c_double * (n * width))()
+    library.dspark_logprobs(
+        (ctypes.c_void_p * n)(*[row.data_ptr() for row in rows]),
+        _integers(tokens),
+        (ctypes.c_int32 * n)(*tops),
+        *(n, vocab, width, own, ranks, ids, values),
+    )
+    out = []
+    for i, (token, top) in enumerate(zip(tokens, tops, strict=True)):
+        mine = slice(i * width, i * width + top)
+        best = tuple(zip(ids[mine], values[mine], strict=True))
+        out.append(TokenLogprob(token, own[i], best, ranks[i] if ranked else None))
+    return out
 
 
 def softmax(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 
 from engine.models.blocks import load_blocks
 from engine.models.weights import load_tensors
+
+log = logging.getLogger("dspark.engine")
 
 #: codes of engine/native/src/model.h
 FORMATS = {"BF16": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
@@ -47,8 +50,11 @@ def load_weights(folder: Path, quantization: str) -> Weights:
     if quantization == "auto":
         try:
             return dict(_blocks(folder))
-        except (UnsupportedWeights, FileNotFoundError):
-            return as_bf16(load_tensors(folder))
+        except UnsupportedWeights as error:
+            log.info("%s: weights are served as bf16: %s", folder.name, error)
+        except FileNotFoundError:
+            pass
+        return as_bf16(load_tensors(folder))
     return dict(_blocks(folder)) if quantization == "gguf" else as_bf16(load_tensors(folder))
 
 

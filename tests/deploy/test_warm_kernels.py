@@ -40,7 +40,9 @@ class Spec:
         with (env.BASE / "built").open("a") as log:
             log.write(f"{self.name} {os.environ['FLASHINFER_CUDA_ARCH_LIST']}\\n")
 
-def gen_batch_prefill_module(backend, q, kv, out, idx, dim_qk, dim_vo, positions, window, softcap, fp16):
+def _gen_batch_prefill_primary_module(
+    backend, q, kv, out, idx, dim_qk, dim_vo, positions, window, softcap, fp16
+):
     assert str(q) == str(kv) == str(out) == "torch.bfloat16" and str(idx) == "torch.int32"
     assert dim_qk == dim_vo and positions == 0 and not softcap and not fp16
     return Spec(f"{backend}-{dim_qk}" + "-window" * window)
@@ -56,7 +58,9 @@ def toolkit(tmp_path, monkeypatch) -> Iterator[Path]:
     (package / "jit" / "__init__.py").touch()
     env = f"from pathlib import Path\nBASE = Path({str(tmp_path)!r})\nFLASHINFER_AOT_DIR = BASE / 'aot'\n"
     (package / "jit" / "env.py").write_text(env)
-    (package / "jit" / "attention.py").write_text(FAKE)
+    (package / "jit" / "attention").mkdir()
+    (package / "jit" / "attention" / "__init__.py").touch()
+    (package / "jit" / "attention" / "modules.py").write_text(FAKE)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     tools = tmp_path / "cuda" / "bin"
     tools.mkdir(parents=True)

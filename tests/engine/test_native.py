@@ -365,27 +365,43 @@ def test_decisions_equal_torchs(vocab):
     torch.manual_seed(vocab)
     logits = torch.randn(8, vocab) * 3
     logits[6, rng.integers(vocab)], logits[7, rng.integers(vocab)] = torch.nan, torch.inf
-    laws = [None, torch.softmax(torch.randn(vocab) * 3, -1), torch.softmax(logits[0], -1)]
+    few = torch.randperm(vocab)[: max(1, vocab // 3)]
+    laws = [
+        (None, None),
+        (torch.softmax(torch.randn(vocab) * 3, -1), None),
+        (torch.softmax(logits[0], -1), None),
+        (torch.softmax(torch.randn(len(few)) * 3, -1), few),  # of a reduced vocabulary
+    ]
     filters = [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01}]
-    differ = total = 0
+    differ = total = lengths = 0
     for _ in range(40):
-        choices = []
-        for _ in range(9):
+        runs = []
+        for _ in range(5):
             temperature = float(rng.choice([0.0, 0.3, 1.0]))
             seed = {"seed": 1} if rng.random() < 0.3 else {}
             params = SamplingParams(temperature=temperature, **seed, **filters[rng.integers(5)])
-            draft = int(rng.integers(vocab)) if rng.random() < 0.7 else None
-            law = laws[rng.integers(3)] if draft is not None and not seed and temperature else None
-            key = (int(rng.integers(2**32)), int(rng.integers(2**32)))
-            accept, final = rng.random(2).tolist()
-            choices.append(Choice(int(rng.integers(8)), params, draft, law, accept, final, key))
-        for choice, ours, wanted in zip(
-            choices, decide(logits, choices), _decide(logits, choices), strict=True
-        ):
-            assert (ours is None) == (wanted is None) == (choice.row >= 6)
-            differ += ours != wanted
+            run = []
+            for _ in range(rng.integers(1, 4)):
+                choice = Choice(int(rng.integers(8)), params, key=tuple(rng.integers(2**32, size=2).tolist()))
+                choice.accept_u, choice.final_u = rng.random(2).tolist()
+                if rng.random() < 0.8:
+                    likely = rng.random() < 0.7 and choice.row < 6
+                    choice.draft = int(logits[choice.row].argmax()) if likely else int(rng.integers(vocab))
+                    if not seed and temperature:
+                        choice.law, choice.d2t = laws[rng.integers(4)]
+                run.append(choice)
+            runs.append(run)
+        for run, ours, wanted in zip(runs, decide(logits, runs), _decide(logits, runs), strict=True):
+            lengths += len(wanted)
             total += 1
-    assert total == 360
+            if ours != wanted:
+                differ += 1
+                continue
+            assert [decision is None for decision in ours] == [c.row >= 6 for c in run[: len(ours)]]
+            goes_on = [decision is not None and decision.accepted for decision in ours]
+            assert all(goes_on[:-1])
+            assert not goes_on[-1] or len(ours) == len(run)
+    assert lengths > 1.2 * total
     assert differ <= 2  # a number within rounding of an edge
 
 
@@ -397,7 +413,7 @@ def test_a_rejection_that_leaves_nothing_draws_from_p():
     p = torch.softmax(logits[0], -1)
     draft = int(p.argmin())
     choice = Choice(0, SamplingParams(), draft, p * 4.0, accept_u=0.99, final_u=0.5)
-    (decision,) = decide(logits, [choice])
+    ((decision,),) = decide(logits, [[choice]])
     assert not decision.accepted
     assert p.cumsum(0)[decision.token] >= 0.5 - 1e-6 > p.cumsum(0)[decision.token] - p[decision.token] - 2e-6
 
@@ -412,5 +428,5 @@ def test_draws_invert_the_cumulative_sum_at_every_edge(vocab):
     below = [float(np.nextafter(edge, 0.0)) for edge in edges[1:]] + [1.0 - 2.0**-53]
     for numbers in (edges, below):
         choices = [Choice(0, SamplingParams(), final_u=u) for u in numbers]
-        found = [decision.token for decision in decide(torch.zeros(1, vocab), choices)]
+        found = [run[0].token for run in decide(torch.zeros(1, vocab), [[choice] for choice in choices])]
         assert found == list(range(vocab))

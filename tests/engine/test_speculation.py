@@ -139,7 +139,9 @@ def test_what_did_not_pay_is_not_weighed_again_at_once():
     assert not plan.rests(2)
     assert plan.slots(texts, np.full((2, 4), 1e-3), throughput, [4] * 2, 100) == [0, 0]
     assert not plan.rests(3)  # another number of sequences is another question
-    assert [plan.rests(2) for _ in range(5)] == [True, True, True, False, False]
+    for steps in (2, 4, 8, 16, 16):  # ever more rarely, while nothing is new
+        assert [plan.rests(2) for _ in range(steps + 2)] == [True] * steps + [False] * 2
+        assert not any(plan.slots(texts, np.full((2, 4), 1e-3), throughput, [4] * 2, 0))
     plan = DraftPlan(4)
     assert any(plan.slots(texts, np.full((2, 4), 0.99), Throughput(Curve(CHEAP), Curve(DRAFT)), [4] * 2, 100))
     assert not plan.rests(2)

@@ -97,6 +97,13 @@ def test_nothing_is_held_back_that_cannot_become_a_stop_string():
     assert stream.stopped_by == "abc"
 
 
+def test_the_first_tokens_stop_nothing():
+    stream = TextStream([b"a", b"b"], stop=("ab", "b"), free=3)
+    assert [stream.push(token) for token in (0, 1, 1)] == ["a", "b", "b"]
+    assert stream.push(0) == ""
+    assert (stream.push(1), stream.stopped_by) == ("", "ab")
+
+
 def test_what_was_held_back_is_released_at_the_end():
     stream = TextStream([b"xab"], stop=("abc",))
     assert stream.push(0) == "x"

@@ -147,7 +147,7 @@ class FakeStream:
             self.usage.draft_tokens += width
             self.usage.accepted_tokens += len(piece) - 1
             if engine.fail_after is not None and start >= engine.fail_after:
-                yield OutputDelta(index, "", (), (), "error", error="the logits are not finite")
+                yield OutputDelta(index, "", (), (), "error", error=engine.failure)
                 return
             yield OutputDelta(
                 index,
@@ -200,6 +200,7 @@ class FakeEngine:
         self.step_time = self.prefill = self.age = 0.0
         self.tokens_per_step = 5
         self.fail_after: int | None = None
+        self.failure = "the logits are not finite"
         self.queue_limit = 10_000
         self.streams.clear()
 

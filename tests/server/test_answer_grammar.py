@@ -57,7 +57,7 @@ YES = Form("x", json_rule({"enum": ["yes", "no"]}))
 def begin(*how: Any) -> GrammarState:
     source = answer_grammar(*how, special=SPECIAL)
     assert source is not None
-    return COMPILER.compile(source.text, source.parts).begin([END], len(WORDS))
+    return COMPILER.compile(*source.spelt()).begin([END], len(WORDS))
 
 
 def tokens(text: str) -> list[int]:

@@ -110,6 +110,14 @@ def test_prompt_logprobs_of_a_chat(served: Served) -> None:
     assert "prompt_logprobs" not in served.chat().json()
 
 
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
+def test_reports_that_would_take_gigabytes_are_refused(served: Served, fields: dict[str, Any]) -> None:
+    many = {"prompt": "x" * 400, "n": 128, "max_tokens": 1} | fields
+    named = "prompt_logprobs" if "prompt_logprobs" in fields else "logprobs"
+    check_error(served.post("/v1/completions", many), 400, named)
+    assert served.post("/v1/completions", many | {"n": 8}).status_code == 200
+
+
 def test_echo_and_prompt_logprobs_each_get_their_number(served: Served) -> None:
     body = {"prompt": [5, 6, 7], "echo": True, "logprobs": 0, "prompt_logprobs": 2}
     choice = served.complete(**body).json()["choices"][0]
@@ -342,14 +350,14 @@ def test_below_a_path(serve: Serve) -> None:
     """A proxy may have taken the path off or not; keys are asked for either way."""
     served = serve(root_path="/llm/a", api_key=["k"])
     key = {"Authorization": "Bearer k"}
-    for prefix in ("", "/llm/a"):
+    for prefix in ("", "/llm/a", "/llm/a/llm/a"):
         assert served.client.post(f"{prefix}/v1/completions", json={"prompt": "a"}).status_code == 401
         reply = served.client.post(f"{prefix}/v1/completions", json={"prompt": "a"}, headers=key)
         assert reply.status_code == 200
         assert served.client.get(f"{prefix}/health").status_code == 200
         assert "/llm/a/openapi.json" in served.client.get(f"{prefix}/docs").text
     check_error(served.client.get("/llm/ab/health"), 404, None)
-    assert served.metrics.value("http_requests_total", path="/v1/completions", status="200") == 2
+    assert served.metrics.value("http_requests_total", path="/v1/completions", status="200") == 3
 
 
 def test_no_key_is_asked_for_what_does_not_exist_elsewhere(serve: Serve) -> None:

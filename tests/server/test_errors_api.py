@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server import http_protocol
 from server.protocol import ChatRequest, CompletionRequest
 from server.unsupported import NEUTRAL, NO_EFFECT
 from tests.server.conftest import Served, wait_until
@@ -359,6 +360,55 @@ def test_heads_are_bounded(served: Served, head: bytes) -> None:
         assert start.startswith(b"HTTP/1.1 431 "), start
         assert json.loads(body)["error"]["code"] == "request_header_too_large"
     assert served.complete().status_code == 200
+
+
+def test_trailers_are_bounded(served: Served) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    received = exchange(served, chunked + b"X-Endless: " + b"x" * 3_000_000)
+    assert not received or received.startswith(b"HTTP/1.1 431 ")
+    assert served.complete().status_code == 200
+
+
+def test_many_small_chunks_are_no_large_head(served: Served) -> None:
+    content = json.dumps({"prompt": "a" * 20_000, "max_tokens": 1}).encode()
+    parts = (content[at : at + 1] for at in range(len(content)))
+    assert served.client.post("/v1/completions", content=parts, headers=JSON).status_code == 400  # too long
+    parts = (b'{"prompt": "a"', b" " * 100_000, b"}")
+    assert served.client.post("/v1/completions", content=iter(parts), headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
+def test_who_does_not_finish_a_head_is_not_waited_for(
+    served: Served, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    with socket.create_connection(served.listener.getsockname(), timeout=5) as connection:
+        connection.sendall(sent)
+        assert connection.recv(1000) == b""
+    assert served.complete().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [USER[0] | {"tool_calls": [1] * 400_000}]},
+         "messages[0].tool_calls[0]"),
+        ("/v1/chat/completions", {"messages": USER, "tools": [1] * 400_000}, "tools[0]"),
+        ("/v1/completions", {"prompt": "a", "stream_options": dict.fromkeys(map(str, range(100_000)), 1)},
+         "stream_options"),
+        ("/v1/responses", {"input": "a", "include": ["x"] * 400_000}, "include[0]"),
+    ],
+)  # fmt: skip
+def test_a_million_mistakes_are_one(served: Served, path: str, fields: dict[str, Any], param: str) -> None:
+    check_error(served.post(path, fields), 400, param)
+
+
+def test_a_token_that_is_named_often_is_named_once(served: Served) -> None:
+    reply = served.complete(allowed_token_ids=[65, 66] * 200_000, stop_token_ids=[67] * 100_000)
+    assert reply.status_code == 200
+    params = served.engine.streams[-1].request.params
+    assert (params.allowed_token_ids, params.stop_token_ids) == ((65, 66), (67,))
 
 
 def test_large_headers_below_the_bound_are_fine(served: Served) -> None:

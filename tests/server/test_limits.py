@@ -21,7 +21,7 @@ def key(name: str) -> dict[str, str]:
 
 
 def test_requests_a_minute(serve: Serve) -> None:
-    served = serve(key_rate_limit=3)
+    served = serve(key_rate_limit=3, api_key=["a", "b"])
     replies = [served.complete_with(key("a")) for _ in range(4)]
     assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
     error = replies[3].json()["error"]
@@ -34,7 +34,7 @@ def test_requests_a_minute(serve: Serve) -> None:
 
 
 def test_requests_at_once(serve: Serve) -> None:
-    served = serve(key_concurrency_limit=2)
+    served = serve(key_concurrency_limit=2, api_key=["a", "b"])
     served.engine.step_time = 0.05
     statuses: list[int] = []
     threads = [
@@ -61,13 +61,25 @@ def test_a_wrong_key_does_not_use_up_anything(serve: Serve) -> None:
     assert served.complete_with(key("right")).status_code == 429
 
 
+def test_a_key_is_one_client_however_it_is_spelt(serve: Serve) -> None:
+    served = serve(key_rate_limit=1, api_key=["k"])
+    spellings = ("Bearer k", "bearer k", "BEARER  k", "Bearer   k")
+    statuses = [served.complete_with({"Authorization": each}).status_code for each in spellings]
+    assert statuses == [200, 429, 429, 429]
+
+
+def test_where_no_keys_are_checked_an_invented_one_is_no_client(serve: Serve) -> None:
+    served = serve(key_rate_limit=2)
+    assert [served.complete_with(key(name)).status_code for name in "abc"] == [200, 200, 429]
+
+
 class Asked:
     """A limited application, asked without a server, by a clock that the test sets."""
 
     def __init__(self, rate: float, concurrency: int = 0) -> None:
         self.now = 0.0
         self.passed = 0
-        self.limits = KeyLimits(self._pass, Metrics("", "m"), rate, concurrency, lambda: self.now)
+        self.limits = KeyLimits(self._pass, Metrics("", "m"), rate, concurrency, clock=lambda: self.now)
 
     async def _pass(self, *_: Any) -> None:
         self.passed += 1

@@ -50,6 +50,16 @@ def test_a_response(served: Served) -> None:
     assert served.engine.streams[-1].request.params.max_tokens is None
 
 
+def test_a_response_brings_its_figures_on_request(served: Served) -> None:
+    body = {"input": "hi", "return_metrics": True}
+    metrics = served.post("/v1/responses", body).json()["metrics"]
+    assert metrics["speculative_decoding"]["num_draft_tokens"] == 13
+    assert "metrics" not in served.post("/v1/responses", {"input": "hi"}).json()
+    events = served.post("/v1/responses", body | {"stream": True}).text.split("\n\n")
+    told = [json.loads(each.partition("data: ")[2])["response"] for each in events if '"response":' in each]
+    assert [("metrics" in each) for each in told] == [False, False, True]
+
+
 def test_a_conversation_is_sent_whole_each_time(served: Served) -> None:
     first = served.openai.responses.create(model="fake-model", input="one")
     turns = [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.emission import FAULTS
+from server import body
 from tests.server.conftest import Served, wait_until
 from tests.server.test_errors_api import JSON, exchange
 
@@ -157,6 +161,24 @@ def test_500(served: Served, path: str, stream: bool) -> None:
     served.engine.fail_after = 0
     reply = served.client.post(path, json=GOOD[path] | {"stream": stream})
     assert told(reply) == (500, "server_error", "internal_error")
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_400_where_the_request_forbids_every_token(served: Served, path: str) -> None:
+    served.engine.fail_after, served.engine.failure = 0, FAULTS["forbidden"]
+    assert told(served.client.post(path, json=GOOD[path])) == (400, INVALID, "no_token_left")
+
+
+@pytest.mark.parametrize("path", POST)
+def test_408_of_a_body_that_does_not_come(served: Served, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_BODY_SECONDS", 0.1)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    with socket.create_connection(served.listener.getsockname(), timeout=5) as connection:
+        connection.sendall(head.encode() + b"{")
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    head_back, _, content = received.partition(b"\r\n\r\n")
+    assert head_back.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(content)["error"]["code"] == "request_timeout"
 
 
 @pytest.mark.parametrize("path", GENERATING)

@@ -1,4 +1,6 @@
 // From a row of logits to a token: what engine/sampling.py, engine/draws.py and engine/decision.py define.
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "model.h"
@@ -43,11 +45,21 @@ void residual(const float* p, const float* q, int size, float* out) {
     }
 }
 
+// The same where q is over these ids alone, and out is p.
+void residual_of(const float* q, const int64_t* ids, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) {
+        const float rest = out[ids[i]] - q[i];
+        out[ids[i]] = rest > 0.0f ? rest : 0.0f;
+    }
+}
+
 // What is to be decided on a row, and what was. The same as Choice in engine/native/rows.py.
 struct Choice {
     int64_t row;
     int64_t draft;     // the token that was drafted here, or -1
-    const float* law;  // the draft's law [size]; null if it is one-hot
+    const float* law;  // the draft's law [law_size]; null if it is one-hot
+    const int64_t* ids;  // target ids of a law over fewer tokens; null if it is over all
+    int64_t law_size;
     double accept_u, final_u;
     double top_p, min_p;
     float temperature;
@@ -57,6 +69,14 @@ struct Choice {
     int32_t accepted;  // out
     int64_t token;     // out; -1 if the row holds no distribution
 };
+
+// The chance by which its own law proposed the draft.
+double proposed(const Choice& c) {
+    if (!c.law) return 1.0;
+    if (!c.ids) return c.law[c.draft];
+    const int64_t* found = std::find(c.ids, c.ids + c.law_size, c.draft);
+    return found == c.ids + c.law_size ? 0.0 : c.law[found - c.ids];
+}
 
 void decide(const float* x, int size, Choice& c) {
     static thread_local std::vector<float> law, rest;
@@ -80,16 +100,17 @@ void decide(const float* x, int size, Choice& c) {
         return;
     }
     if (c.draft >= 0) {
-        if (c.accept_u * (c.law ? c.law[c.draft] : 1.0) < p[c.draft]) {
+        if (c.accept_u * proposed(c) < p[c.draft]) {
             c.token = c.draft, c.accepted = 1;
             return;
         }
         rest.resize(size);
-        if (c.law) {
+        if (c.law && !c.ids) {
             residual(p, c.law, size, rest.data());
         } else {
             std::copy(p, p + size, rest.begin());
-            rest[c.draft] = 0.0f;
+            if (c.law) residual_of(c.law, c.ids, c.law_size, rest.data());
+            else rest[c.draft] = 0.0f;
         }
         c.token = draw(rest.data(), size, c.final_u);
     }
@@ -113,9 +134,18 @@ void dspark_softmax(const float* x, const int64_t* rows, int n, int size, const 
     });
 }
 
-// Decide one row after another as engine/decision.py says, over x [.][size].
-void dspark_decide(const float* x, int size, Choice* choices, int n) {
-    by_rows(n, [&](int i) { decide(x + choices[i].row * size, size, choices[i]); });
+// Decide runs of so many choices, each up to the first that is not its draft, as engine/decision.py says, over
+// x [.][size].
+void dspark_decide(const float* x, int size, Choice* choices, const int32_t* sizes, int runs) {
+    std::vector<Choice*> first(runs);
+    for (int r = 0; r < runs; ++r) first[r] = r ? first[r - 1] + sizes[r - 1] : choices;
+    by_rows(runs, [&](int r) {
+        for (int i = 0; i < sizes[r]; ++i) {
+            Choice& c = first[r][i];
+            decide(x + c.row * size, size, c);
+            if (!c.accepted) return;
+        }
+    });
 }
 
 }  // extern "C"
