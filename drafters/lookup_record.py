@@ -1,7 +1,7 @@
 """How often looked-up tokens are accepted: by the length of the match, and in each text of late.
 
 A match that has just been extended by an accepted token is one token longer, so one table serves all
-positions of a block.
+positions of a block. Plain numbers throughout: blocks are short, and this runs for each of them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-import numpy as np
-
 _LONGEST = 12  # match that is told apart
 _PRIOR = 4.0  # tokens that all texts together count for a new one, and assumptions for all texts
 _DECAY = 0.999  # of what all texts did, a block
 _FADE = 0.9  # of what a text did, a block that was found in it
 _MOST_SEQUENCES = 4096
+#: Longer matches hold better: what is assumed where little is counted.
+_ASSUMED = [min(0.2 + 0.1 * match, 0.9) for match in range(_LONGEST + 1)]
 
 
 @dataclass
@@ -30,19 +30,21 @@ class LookupRecord:
     """Counts of accepted and tried tokens, fading; a token behind the first rejection was never tried."""
 
     def __init__(self) -> None:
-        # Longer matches hold better: what is assumed where little is counted.
-        self._assumed = np.minimum(0.2 + 0.1 * np.arange(_LONGEST + 1), 0.9)
-        self._tried, self._accepted = np.zeros((2, _LONGEST + 1)), np.zeros((2, _LONGEST + 1))
+        # By how the request samples (greedily or not), then by length of the match.
+        self._tried = [[0.0] * (_LONGEST + 1) for _ in range(2)]
+        self._accepted = [[0.0] * (_LONGEST + 1) for _ in range(2)]
         self._texts: OrderedDict[int, _Text] = OrderedDict()
 
     def chances(self, sequence: int, match: int, count: int, greedy: bool) -> tuple[float, ...]:
         """Conditional acceptance of each of `count` tokens after a match: the text's next block."""
         text = self._text(sequence)
         text.match, text.greedy = match, greedy
-        lengths = np.minimum(match + np.arange(count), _LONGEST)
-        accepted, tried = self._accepted[int(greedy), lengths], self._tried[int(greedy), lengths]
-        everyone = (accepted + _PRIOR * self._assumed[lengths]) / (tried + _PRIOR)
-        out: list[float] = ((text.accepted + _PRIOR * everyone) / (text.tried + _PRIOR)).tolist()
+        accepted, tried = self._accepted[greedy], self._tried[greedy]
+        out = []
+        for place in range(match, match + count):
+            length = min(place, _LONGEST)
+            everyone = (accepted[length] + _PRIOR * _ASSUMED[length]) / (tried[length] + _PRIOR)
+            out.append((text.accepted + _PRIOR * everyone) / (text.tried + _PRIOR))
         # Also where nothing was verified: what was not tried for long is worth another try.
         text.accepted *= _FADE
         text.tried *= _FADE
@@ -55,12 +57,10 @@ class LookupRecord:
             return
         text.accepted += accepted
         text.tried += decided
-        row = int(text.greedy)
-        self._tried[row] *= _DECAY
-        self._accepted[row] *= _DECAY
-        lengths = np.minimum(text.match + np.arange(decided), _LONGEST)
-        np.add.at(self._tried[row], lengths, 1.0)
-        np.add.at(self._accepted[row], lengths[:accepted], 1.0)
+        for table, count in ((self._tried, decided), (self._accepted, accepted)):
+            own = table[text.greedy] = [each * _DECAY for each in table[text.greedy]]
+            for place in range(text.match, text.match + count):
+                own[min(place, _LONGEST)] += 1.0
 
     def _text(self, sequence: int) -> _Text:
         text = self._texts.pop(sequence, None) or _Text()

@@ -71,7 +71,7 @@ class Speculation:
         self._capped = False  # whether nobody in it may be drafted for
         self._plain: float | None = None  # seconds that it would take without verifying any drafts
         self._draft = (0, 0.0)  # tokens and seconds of the last draft
-        self._late: tuple[int, float, float] | None = None  # the same and the overhead, of the step before
+        self._rest = (0, 0, 0.0)  # drafts verified, tokens and seconds of deciding, of the last step
 
     # ---- how far is verified
 
@@ -203,23 +203,25 @@ class Speculation:
         seconds = 0.0
         if self.throughput is not None:
             slots = sum(item.draft_slots for item in batch.items)
-            seconds = float(self.throughput.seconds(batch.rows, 0, _context(batch), slots)[0])
+            drafts = sum(item.verify for item in batch.items)
+            seconds = self.throughput.step(batch.rows, drafts, _context(batch), slots)
             seconds += self.throughput.per_token * tokens
         return Forecast(tokens, seconds, tuple(expected))
 
     def spent(self, overhead: float) -> None:
         """Seconds that the step took beside the worker, its commit included."""
-        self._late = (*self._draft, overhead)
+        if self.throughput is not None:
+            self.throughput.observe_rest(*self._rest, overhead)
 
     def _refresh(self, batch: VerificationBatch, result: StepResult) -> None:
         assert self.throughput is not None
         emitted = sum(len(verdict.tokens) for verdict in result.verdicts)
         if any(item.count - item.verify > 1 for item in batch.items):
             emitted = 0  # what a prefill's rows take besides must not count as a token's
-        self.throughput.observe(batch.rows, _context(batch), result.forward_time, emitted, result.verify_time)
+        self.throughput.observe(batch.rows, _context(batch), result.forward_time)
+        self._rest = sum(item.verify for item in batch.items), emitted, result.verify_time
         # How long the waiting blocks took may tell what is in them: it counts once they are decided.
-        if self._late is not None:
-            self.throughput.observe_draft(*self._late)
+        self.throughput.observe_draft(*self._draft)
         drafted = sum(len(draft) for draft in result.drafts if draft is not None and draft.chances is None)
         self._draft = drafted, result.draft_time
 

@@ -101,7 +101,7 @@ class Survival:
                 confident.append(row)
         if confident:
             chances[confident] = self._calibrated(chances[confident], [regimes[row] for row in confident])
-        np.nan_to_num(chances, copy=False)  # a confidence that is no number promises nothing
+        np.fmax(chances, 0.0, out=chances)  # a confidence that is no number promises nothing
         chances[np.arange(size) >= length[:, None]] = 0.0
         return Blocks(regimes, length, chances, drawn, modelled)
 

@@ -55,9 +55,8 @@ def survivals(chances: Floats) -> Floats:
     The survival of a position is the product of the chances up to it, each between 0 and 1, and 0 from the
     first that is no number.
     """
-    alive = np.nan_to_num(chances, nan=0.0, posinf=1.0)
-    np.clip(alive, 0.0, 1.0, out=alive)
-    return alive.cumprod(axis=1)
+    sane: Floats = np.fmin(np.fmax(chances, 0.0), 1.0)  # fmax takes the number where the other is none
+    return sane.cumprod(axis=1)
 
 
 def rank(alive: Floats) -> Ranking:

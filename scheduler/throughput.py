@@ -18,7 +18,8 @@ from scheduler.ranking import Floats
 _SPREAD = 0.4  # of what a live step tells about its size, that holds for all sizes
 _RETURN = 0.1  # of a step's weight, by which what is known of other sizes goes back to the profile
 _DRAFTS_WEIGH = 4.0  # as much as a verification in their own curve
-_NOISE = 1.15  # a point this far above its neighbours' line may be noise
+_NOISE = 1.05  # a point this far above its neighbours' line may be noise
+_LEAST_DOUBT = 0.001  # seconds
 _MOST_RATIO = 2.0  # a step that took longer was held up by something else
 
 
@@ -66,6 +67,16 @@ class Curve:
         """Seconds at each size."""
         return self._read(self.seconds, sizes)
 
+    def one(self, size: float) -> float:
+        """Seconds at a single size: every step asks for a few, and arrays of one are dear."""
+        return self._one(self.seconds, size)
+
+    def _one(self, known: Floats, size: float) -> float:
+        last = float(self.sizes[-1])
+        if size > last or self.staircase:
+            return float(self._read(known, [size])[0])
+        return float(np.interp(size, self.sizes, known))
+
     def _read(self, known: Floats, sizes: Floats | Sequence[float]) -> Floats:
         wanted = np.asarray(sizes, dtype=np.float64)
         if self.staircase:
@@ -85,7 +96,7 @@ class Curve:
         """
         # Against what was seen, not what is made of it, or a size that does cost more than the next would
         # for ever seem to say that all have become slower.
-        expected = float(self._read(self._seen(), [size])[0])
+        expected = self._one(self._seen(), size)
         if expected <= 0.0:
             return 1.0
         ratio = min(max(seconds / expected, 1.0 / _MOST_RATIO), _MOST_RATIO)
@@ -138,8 +149,8 @@ class Throughput:
     """`verify` over rows, `draft` over drafted tokens; `per_context` seconds a token that attention reads.
 
     `context` are the tokens that attention read in the profile's steps. `overhead` seconds go into neither,
-    in every step; `per_token` into deciding a token, which is what a step is for: it does not count where
-    sizes of a step are compared.
+    in every step, and `for_drafts` more where any drafts are verified, however many. `per_token` go into
+    deciding a token, which is what a step is for: it does not count where sizes of a step are compared.
     """
 
     verify: Curve
@@ -147,6 +158,7 @@ class Throughput:
     per_context: float = 0.0
     context: float = 0.0
     overhead: float = 0.0
+    for_drafts: float = 0.0
     per_token: float = 0.0
     weight: float = 0.05  # of a live step
 
@@ -157,36 +169,54 @@ class Throughput:
         """
         return self._verify(rows, most_drafts, context_tokens) + self._draft(slots)
 
+    def step(self, rows: int, drafts: int, context_tokens: float, slots: int) -> float:
+        """Seconds of one step: as many rows, drafts among them, and as many tokens drafted afterwards."""
+        own = self.verify.one(rows) + self._context_seconds(context_tokens) + self.overhead
+        return max(own, 1e-9) + (self.for_drafts if drafts else 0.0) + self._draft(slots)
+
     def planned(self, rows: int, most_drafts: int, context_tokens: float) -> Floats:
         """[most_drafts + 1]: a step that verifies 0, 1, ... drafts, and drafts as many."""
         seconds = self._verify(rows, most_drafts, context_tokens)
         seconds[1:] += self.draft.at(np.arange(1.0, most_drafts + 1.0))
         return seconds
 
-    def observe(
-        self, rows: int, context_tokens: float, forward_seconds: float, emitted: int, accept_seconds: float
-    ) -> None:
-        """A live step's verification: forward pass, then `emitted` tokens decided."""
+    def observe(self, rows: int, context_tokens: float, forward_seconds: float) -> None:
+        """A live step's forward pass."""
         own = forward_seconds - self._context_seconds(context_tokens)
-        self.draft.scale(
-            self.verify.refresh(rows, own, self.weight)
-        )  # what a machine can do, it can for both
-        if emitted:
-            self.per_token += self.weight * (accept_seconds / emitted - self.per_token)
+        # What a machine can do, it can for both.
+        self.draft.scale(self.verify.refresh(rows, own, self.weight))
 
-    def observe_draft(self, slots: int, seconds: float, overhead: float) -> None:
-        """A live step's draft, and what went into neither."""
+    def observe_draft(self, slots: int, seconds: float) -> None:
+        """A live step's draft."""
         if slots:
             # Where drafts do not pay there are few; each must count, or a bad profile would last.
             self.draft.refresh(slots, seconds, min(_DRAFTS_WEIGH * self.weight, 0.5))
-        self.overhead += self.weight * (overhead - self.overhead)
+
+    def observe_rest(self, drafts: int, emitted: int, accept_seconds: float, overhead: float) -> None:
+        """What else a live step took, which verified so many drafts: deciding tokens, and the overhead.
+
+        `emitted` is 0 for a step with prompts in it, whose rows take time that must not count as a token's.
+        """
+        if emitted and not drafts:
+            self.per_token += self.weight * (accept_seconds / emitted - self.per_token)
+        elif emitted:  # what deciding took beyond as many plain tokens, if there have been any
+            self.per_token = self.per_token or accept_seconds / emitted
+            overhead += accept_seconds - emitted * self.per_token
+        known = self.overhead + (self.for_drafts if drafts else 0.0)
+        missed = min(overhead - known, max(known, _LEAST_DOUBT))  # more than twice as long: held up
+        share = self.weight / (2.0 if drafts else 1.0)
+        self.overhead += share * missed
+        if drafts:
+            self.for_drafts = max(0.0, self.for_drafts + share * missed)
 
     def _verify(self, rows: int, most_drafts: int, context_tokens: float) -> Floats:
         curve = self.verify.at(np.arange(rows, rows + most_drafts + 1, dtype=np.float64))
-        return np.maximum(curve + self._context_seconds(context_tokens) + self.overhead, 1e-9)
+        seconds = np.maximum(curve + self._context_seconds(context_tokens) + self.overhead, 1e-9)
+        seconds[1:] += self.for_drafts
+        return seconds
 
     def _draft(self, slots: int) -> float:
-        return float(self.draft.at([slots])[0]) if slots else 0.0
+        return self.draft.one(slots) if slots else 0.0
 
     def _context_seconds(self, context_tokens: float) -> float:
         """Beyond the profile's own context, which its points have in them already."""
@@ -200,6 +230,7 @@ class Throughput:
             "per_context": self.per_context,
             "context": self.context,
             "overhead": self.overhead,
+            "for_drafts": self.for_drafts,
             "per_token": self.per_token,
         }
 
@@ -208,7 +239,7 @@ class Throughput:
         """Raises ValueError or KeyError for anything that `to_dict` did not write."""
         verify = Curve([(size, seconds) for size, seconds in raw["verify"]], bool(raw["staircase"]))
         draft = Curve([(size, seconds) for size, seconds in raw["draft"]])
-        rest = ("per_context", "context", "overhead", "per_token")
+        rest = ("per_context", "context", "overhead", "for_drafts", "per_token")
         return cls(verify, draft, *(float(raw[name]) for name in rest))
 
     def check(self, most_rows: int) -> None:

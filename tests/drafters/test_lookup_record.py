@@ -41,8 +41,8 @@ def test_a_token_behind_the_first_rejection_was_never_tried():
     record = LookupRecord()
     record.chances(1, 2, 4, True)
     record.observe(1, 2, 1)
-    assert record._tried[1].tolist() == [0, 0, 1, 1, *[0] * 9]
-    assert record._accepted[1].tolist() == [0, 0, 1, 0, *[0] * 9]
+    assert record._tried[1] == [0, 0, 1, 1, *[0] * 9]
+    assert record._accepted[1] == [0, 0, 1, 0, *[0] * 9]
 
 
 def test_what_is_rare_stays_what_it_was_assumed_to_be():
