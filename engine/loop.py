@@ -275,7 +275,7 @@ class EngineLoop:
                 self.table.publish(sequence)
         emitted = sum(len(delta.token_ids) for _, delta in deltas)
         stats = step_stats(batch, result, self._latched, forecast, emitted, begun, time.perf_counter())
-        self.speculation.spent(stats.step_time - result.worker_time)
+        self.speculation.spent(stats.step_time, result.worker_time)
         self.observer.step(stats)
         return deltas + self.drain_aborted()
 

@@ -72,6 +72,7 @@ class Speculation:
         self._plain: float | None = None  # seconds that it would take without verifying any drafts
         self._draft = (0, 0.0)  # tokens and seconds of the last draft
         self._rest = (0, 0, 0.0)  # drafts verified, tokens and seconds of deciding, of the last step
+        self._looked_up: float | None = None  # seconds in which plain steps bring what it was expected to
 
     # ---- how far is verified
 
@@ -181,11 +182,11 @@ class Speculation:
         blocks: Blocks,
         forecast: Forecast,
     ) -> None:
-        """From the blocks that waited: what looking up promised, what became of the drafts."""
+        """From the blocks that waited: what looking up was worth, what became of the drafts."""
         if self.throughput is not None and self._plain and (blocks.length[~blocks.modelled] > 0).any():
             sampling = sum(item.sample for item in batch.items)
-            plain = sampling / (self._plain + self.throughput.per_token * sampling)
-            self.lookups.observe(forecast.tokens / forecast.seconds / plain - 1.0)
+            plain = self._plain + self.throughput.per_token * sampling
+            self._looked_up = forecast.tokens / sampling * plain
         verdicts = list(zip(batch.items, result.verdicts, strict=True))
         decided = np.array([verdict.decided(item.verify) for item, verdict in verdicts], dtype=np.int64)
         accepted = np.array([verdict.accepted for _, verdict in verdicts], dtype=np.int64)
@@ -208,10 +209,13 @@ class Speculation:
             seconds += self.throughput.per_token * tokens
         return Forecast(tokens, seconds, tuple(expected))
 
-    def spent(self, overhead: float) -> None:
-        """Seconds that the step took beside the worker, its commit included."""
+    def spent(self, seconds: float, worker_seconds: float) -> None:
+        """Seconds that the step took, its commit included, and the worker's part of them."""
         if self.throughput is not None:
-            self.throughput.observe_rest(*self._rest, overhead)
+            self.throughput.observe_rest(*self._rest, seconds - worker_seconds)
+        if self._looked_up is not None:
+            self.lookups.observe(self._looked_up / seconds - 1.0)
+            self._looked_up = None
 
     def _refresh(self, batch: VerificationBatch, result: StepResult) -> None:
         assert self.throughput is not None

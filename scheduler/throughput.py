@@ -18,7 +18,7 @@ from scheduler.ranking import Floats
 _SPREAD = 0.4  # of what a live step tells about its size, that holds for all sizes
 _RETURN = 0.1  # of a step's weight, by which what is known of other sizes goes back to the profile
 _DRAFTS_WEIGH = 4.0  # as much as a verification in their own curve
-_NOISE = 1.05  # a point this far above its neighbours' line may be noise
+_NOISE = 1.15  # a point this far above its neighbours' line may be noise
 _LEAST_DOUBT = 0.001  # seconds
 _MOST_RATIO = 2.0  # a step that took longer was held up by something else
 

@@ -86,7 +86,7 @@ def logprobs(
         (ctypes.c_void_p * n)(*[row.data_ptr() for row in rows]),
         _integers(tokens),
         (ctypes.c_int32 * n)(*tops),
-        *(n, vocab, width, own, ranks, ids, values),
+        *(n, vocab, width, own, ranks if ranked else None, ids, values),
     )
     out = []
     for i, (token, top) in enumerate(zip(tokens, tops, strict=True)):
