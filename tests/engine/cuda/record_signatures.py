@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,18 @@ def signatures() -> dict[str, Any]:
     }
 
 
+def loaded_modules() -> list[str]:
+    """Generators of the compiled modules that the wrapper loads with fa2, as its source names them."""
+    from flashinfer import prefill
+
+    source = inspect.getsource(prefill.get_batch_prefill_module.__wrapped__)
+    branch = source.partition('backend == "fa2"')[2].partition("else:")[0]
+    return re.findall(r"^ *module = (\w+)\(", branch, re.MULTILINE)
+
+
 def main() -> None:
-    FILE.write_text(json.dumps(signatures(), indent=1) + "\n", encoding="utf-8")
+    recorded = signatures() | {"modules": loaded_modules()}
+    FILE.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from deploy.gpu import warm_kernels
 from engine.cuda.flashinfer import VERSION, FlashInferMissing
 from tests.engine.cuda.fake_flashinfer import FakeWrapper
 from tests.engine.cuda.harness import Device, bounded
-from tests.engine.cuda.record_signatures import FILE, METHODS, signatures
+from tests.engine.cuda.record_signatures import FILE, METHODS, loaded_modules, signatures
 
 RECORDED = json.loads(FILE.read_text(encoding="utf-8"))
 
@@ -34,6 +35,12 @@ def test_they_are_of_the_pinned_version():
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["optional-dependencies"]["gpu"] == [f"flashinfer-python=={VERSION}"]
     assert RECORDED["version"] == VERSION
+
+
+def test_what_is_compiled_ahead_is_what_the_wrapper_loads():
+    (generator,) = RECORDED["modules"]
+    source = inspect.getsource(warm_kernels.modules)
+    assert f"import {generator} as" in source
 
 
 def test_every_call_fits(monkeypatch):
@@ -82,5 +89,5 @@ def test_the_record_is_what_is_installed():
         pytest.skip(str(error))
     if found["version"] != RECORDED["version"]:
         pytest.skip(f"FlashInfer {found['version']} is installed, {RECORDED['version']} was recorded")
-    assert found == RECORDED
+    assert found | {"modules": loaded_modules()} == RECORDED
     assert torch.__version__
