@@ -71,9 +71,11 @@ def _device_blocks(
         head = TargetTensors.load(target_folder, target).head.to(embedding)
     model = load(folder, embedding, head)
     assert isinstance(model, DraftModel)
+    confidence = model.confidence_head
+    exact = None if confidence is None else {k: v.clone() for k, v in confidence.state_dict().items()}
     model = model.to(embedding.device, embedding.dtype)
-    if model.confidence_head is not None:
-        model.confidence_head.float()  # rounded, it would not be what was calibrated
+    if confidence is not None and exact is not None:  # rounded, it would not be what was calibrated
+        confidence.float().load_state_dict(exact)
     model.rotary = Rotary(model.config.layers).to(embedding.device)  # angles need more than 16 bits
     return DeviceDraftBlocks(
         model, executor.num_pages, executor.page_size, executor.stream, executor.attention, executor.graphs

@@ -80,7 +80,7 @@ class DraftPlan:
         rate = gains(float(count), ranking.survival[:best])[best] / seconds[best]
         if rate > _MARGIN * count / seconds[0]:
             wanted = ranking.lengths(best, count)
-            self._resting = 0
+            self._resting, self._rest = 0, (0, count)
         else:
             wanted = [0] * count
             shortest, longest = _REST_STEPS

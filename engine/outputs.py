@@ -109,7 +109,8 @@ class StepStats:
     `verified` has one entry a decoding sequence: drafted tokens that were verified (0: plain decode).
     `waiting`, `accepted` and `expected` are parallel to it: drafts that waited to be verified, that were
     accepted, bonus not counted, and that were expected to be. `slots`: tokens that a model was to draft, an
-    entry a sampling sequence. `capacity`: rows that drafts could have had. `emitted` counts tokens.
+    entry a sampling sequence. `capacity`: rows that drafts could have had. `emitted` counts tokens that users
+    got, `decided` those too that a stop string or an abort cut off.
     """
 
     step_time: float
@@ -134,6 +135,7 @@ class StepStats:
     worker_begun: float = 0.0
     verify_time: float = 0.0
     commit_begun: float = 0.0
+    decided: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def step_stats(
         prefill_rows=sum(item.count for item in batch.items if item.count - item.verify > 1),
         sequences=len(batch.items),
         emitted=emitted,
+        decided=sum(len(verdict.tokens) for verdict in result.verdicts),
         verified=verified,
         accepted=accepted,
         corrupted=sum(verdict.finish == "error" for verdict in result.verdicts),

@@ -1,8 +1,8 @@
 """What a step costs: measured at start, kept true by live steps.
 
-cost = verify(B) + seconds a token * context tokens + draft(N) + overhead, for B rows of the target, prefill
-rows included, and N tokens drafted afterwards for all sequences together; SPS = 1 / cost (paper section
-3.2.2). Draft and verification are timed apart.
+cost = verify(B) + seconds a token * context tokens + draft(N) + overhead, and some more where any drafts are
+verified, for B rows of the target, prefill rows included, and N tokens drafted afterwards for all sequences
+together; SPS = 1 / cost (paper section 3.2.2). Draft and verification are timed apart.
 """
 
 from __future__ import annotations
@@ -197,17 +197,22 @@ class Throughput:
 
         `emitted` is 0 for a step with prompts in it, whose rows take time that must not count as a token's.
         """
-        if emitted and not drafts:
-            self.per_token += self.weight * (accept_seconds / emitted - self.per_token)
-        elif emitted:  # what deciding took beyond as many plain tokens, if there have been any
-            self.per_token = self.per_token or accept_seconds / emitted
-            overhead += accept_seconds - emitted * self.per_token
+        if emitted:
+            each = accept_seconds / emitted
+            if not self.per_token:
+                self.per_token = each
+            elif not drafts:  # plain tokens tell; what took more than twice as long was held up
+                self.per_token += self.weight * (min(each, _MOST_RATIO * self.per_token) - self.per_token)
+            if drafts:
+                overhead += accept_seconds - emitted * self.per_token
         known = self.overhead + (self.for_drafts if drafts else 0.0)
-        missed = min(overhead - known, max(known, _LEAST_DOUBT))  # more than twice as long: held up
+        missed = min(max(overhead, 0.0) - known, max(known, _LEAST_DOUBT))
         share = self.weight / (2.0 if drafts else 1.0)
-        self.overhead += share * missed
+        self.overhead = max(0.0, self.overhead + share * missed)
         if drafts:
             self.for_drafts = max(0.0, self.for_drafts + share * missed)
+        else:  # where drafts are not made for it, it is forgotten, or it could never be found wrong
+            self.for_drafts *= 1.0 - self.weight * _RETURN
 
     def _verify(self, rows: int, most_drafts: int, context_tokens: float) -> Floats:
         curve = self.verify.at(np.arange(rows, rows + most_drafts + 1, dtype=np.float64))

@@ -44,6 +44,10 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT and not self.transport.is_closing():
                 self.send_400_response("")
+        # Bytes behind a reply end its keep-alive, whether they begin another request or not.
+        idle = self.cycle is not None and self.cycle.response_complete and not self.transport.is_closing()
+        if idle and self._head_timer is None and self.timeout_keep_alive_task is None:
+            self._await_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

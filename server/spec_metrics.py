@@ -90,7 +90,7 @@ class SpecMetrics:
         if stats.forecast_time:
             counters["forecast_tokens"].inc(stats.forecast_tokens)
             counters["forecast_seconds"].inc(stats.forecast_time)
-            counters["forecast_measured_tokens"].inc(stats.emitted)
+            counters["forecast_measured_tokens"].inc(stats.decided)
             counters["forecast_measured_seconds"].inc(stats.step_time)
         self._gauges["steps_per_second"].set(1.0 / stats.forecast_time if stats.forecast_time else 0.0)
 

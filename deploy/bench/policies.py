@@ -112,7 +112,7 @@ class Bench:
             ),
             "forecast_tokens_per_second": sum(s.forecast_tokens for s in foreseen)
             / max(1e-9, sum(s.forecast_time for s in foreseen)),
-            "measured_tokens_per_second": sum(s.emitted for s in foreseen)
+            "measured_tokens_per_second": sum(s.decided for s in foreseen)
             / max(1e-9, sum(s.step_time for s in foreseen)),
         }
 

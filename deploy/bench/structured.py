@@ -88,9 +88,7 @@ async def measure(options: argparse.Namespace) -> None:
     tokenizer = parts.tokenizer
     encode = partial(tokenizer.encode, add_special_tokens=False)
     compiler = GrammarCompiler(tokenizer.token_bytes, tokenizer.special_ids, encode)
-    grammars = {
-        name: source and compiler.compile(source.text, source.parts) for name, source in SOURCES.items()
-    }
+    grammars = {name: source and compiler.compile(*source.spelt()) for name, source in SOURCES.items()}
     policies = options.policies or ["off", parts.info["verify_policy"]]
     if any(policy != "off" for policy in policies):
         parts.loop.speculation.throughput = parts.profile(False)

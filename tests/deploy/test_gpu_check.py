@@ -435,7 +435,8 @@ def test_whatever_the_steps_import_is_there_or_travels():
 @pytest.mark.parametrize("script", ["check", "train, deploy.gpu.answer"])
 def test_what_unpacks_the_packages_needs_none_of_them(script):
     """The runner starts before anything that travelled is there; training alone never gets it at all."""
-    missing = {name.replace("-", "_") for name in kit.PACKAGES} - {"typing_extensions"}  # torch needs that one
+    # typing_extensions is there: torch needs it.
+    missing = {name.replace("-", "_") for name in kit.PACKAGES} - {"typing_extensions"}
     code = f"import sys\nsys.modules.update(dict.fromkeys({sorted(missing)}))\nimport deploy.gpu.{script}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

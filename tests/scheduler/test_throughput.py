@@ -112,17 +112,36 @@ def test_what_drafts_cost_beside_their_rows_is_told_from_what_every_step_costs()
         # 2 ms in every step, 0.1 ms a token; where drafts are decided on 0.7 ms more, and 0.4 ms of deciding
         model.observe_rest(drafts, emitted, 1e-4 * emitted + 4e-4 * (drafts > 0), 2e-3 + 7e-4 * (drafts > 0))
     assert model.per_token == pytest.approx(1e-4, rel=0.01)
-    assert model.overhead == pytest.approx(2e-3, rel=0.01)
-    assert model.for_drafts == pytest.approx(1.1e-3, rel=0.02)
+    assert model.overhead == pytest.approx(2e-3, rel=0.05)
+    assert model.for_drafts == pytest.approx(1.1e-3, rel=0.3)  # a little less: it fades in between
     plain, one, two = model.seconds(4, 2, 0, 0).tolist()
-    assert (plain, one, two) == pytest.approx((12.002, 14.0031, 16.0031))
+    assert two - one == pytest.approx(2.0)
+    assert one - plain == pytest.approx(2.0 + model.for_drafts)
     assert model.step(6, 2, 0, 0) == pytest.approx(two)
-    assert model.step(6, 0, 0, 0) == pytest.approx(16.002)
-    model.observe_rest(
-        0, 0, 99.0, 5.0
-    )  # a prompt's deciding tells nothing, and a step that was held up little
-    assert model.per_token == pytest.approx(1e-4, rel=0.01)
-    assert model.overhead < 2.2e-3
+    assert model.step(6, 0, 0, 0) == pytest.approx(two - model.for_drafts)
+    # A prompt's deciding tells nothing, and steps that were held up little.
+    model.observe_rest(0, 0, 99.0, 5.0)
+    model.observe_rest(0, 1, 5.0, 2e-3)
+    model.observe_rest(3, 6, 5.0, 5.0)
+    assert model.per_token == pytest.approx(1e-4, rel=0.06)
+    assert model.overhead < 2.4e-3
+    assert model.for_drafts < 1.3e-3
+
+
+def test_a_cost_of_drafts_that_keeps_them_from_being_made_is_forgotten():
+    """A lone stream that always drafts cannot tell it from what every step costs."""
+    model = Throughput(Curve(POINTS), Curve([(1, 2.0), (2, 3.0)]))
+    for _ in range(500):
+        model.observe_rest(3, 3, 3e-4, 5e-3)
+    assert model.for_drafts == pytest.approx(2.5e-3, rel=0.05)
+    for _ in range(1000):
+        model.observe_rest(0, 1, 1e-4, 4e-3)
+    assert model.overhead == pytest.approx(4e-3, rel=0.01)
+    assert model.for_drafts < 1e-4
+    for _ in range(100):  # shorter than ever: never below nothing
+        model.observe_rest(3, 3, 0.0, 0.0)
+    assert model.overhead >= 0.0
+    assert model.for_drafts >= 0.0
 
 
 def test_a_plan_pays_for_what_it_drafts():

@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import string
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -362,12 +363,41 @@ def test_heads_are_bounded(served: Served, head: bytes) -> None:
     assert served.complete().status_code == 200
 
 
+def closed(connection: socket.socket) -> bytes:
+    """What comes until the other side closes; TimeoutError if it does not."""
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
 def test_trailers_are_bounded(served: Served) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
-    received = exchange(served, chunked + b"X-Endless: " + b"x" * 3_000_000)
+    with socket.create_connection(served.listener.getsockname(), timeout=5) as connection:
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX-Endless: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(30):
+                connection.sendall(b"x" * 10_000)
+                time.sleep(0.005)
+        received = closed(connection)
     assert not received or received.startswith(b"HTTP/1.1 431 ")
     assert served.complete().status_code == 200
+
+
+@pytest.mark.parametrize("late", [b"x", b"\r\n"])
+def test_bytes_behind_a_reply_do_not_keep_a_connection_for_ever(
+    served: Served, late: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    length = b"Content-Length: 100\r\n" if late == b"x" else b"Content-Length: 0\r\n"
+    with socket.create_connection(served.listener.getsockname(), timeout=5) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n" + length + b"\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 415 ")
+        connection.sendall(late)
+        closed(connection)
 
 
 def test_many_small_chunks_are_no_large_head(served: Served) -> None:

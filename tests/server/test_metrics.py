@@ -67,7 +67,7 @@ def test_speculation(metrics: Metrics) -> None:
 def test_what_was_foreseen_stands_beside_what_came(metrics: Metrics) -> None:
     foreseen = replace(
         step((3, 0), (2, 0), emitted=4), waiting=(5, 0), expected=(1.5, 0.0), slots=(4, 0, 2), capacity=90,
-        forecast_tokens=3.5, forecast_time=0.025,
+        forecast_tokens=3.5, forecast_time=0.025, decided=5,
     )  # fmt: skip
     metrics.step(foreseen)
     metrics.step(step((0,), (0,), emitted=1))  # of which nothing was foreseen
@@ -80,7 +80,7 @@ def test_what_was_foreseen_stands_beside_what_came(metrics: Metrics) -> None:
     assert metrics.value("steps_per_second") == pytest.approx(40.0)
     assert metrics.value("forecast_tokens_total") == 7.0
     assert metrics.value("forecast_seconds_total") == pytest.approx(0.05)
-    assert metrics.value("forecast_measured_tokens_total") == 8
+    assert metrics.value("forecast_measured_tokens_total") == 10
     assert metrics.value("forecast_measured_seconds_total") == pytest.approx(0.04)
     assert metrics.value("spec_decode_steps_without_draft_total", reason="does_not_pay") == 1
     assert metrics.value("spec_decode_calibration_error", regime="greedy") == 0.03
