@@ -22,7 +22,7 @@ from drafters.evaluation.plots import can_plot, overlaps
 from drafters.training.recipe import Recipe
 
 _RESULTS = Path(__file__).parents[2] / "results"
-_COMMON = {"rank": 128, "texts": 2, "anchors": 16}
+_COMMON = {"rank": 128, "texts": 2, "anchors": 16, "learning_rate": 3e-3}
 _BASE = "DSpark: vanilla head of rank 128, 2 layers, block of 7, 16k tokens"
 
 #: by name, what is another than in the base

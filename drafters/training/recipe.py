@@ -42,7 +42,7 @@ class Recipe:
     least_slots: int | None = None
     fill: bool = False
     most_texts: int | None = None
-    learning_rate: float = 3e-3
+    learning_rate: float = 1.5e-3
     warmup: float = 0.04
     weight_decay: float = 0.0
     clip: float = 1.0
