@@ -84,7 +84,7 @@ def _first_model(http: httpx.Client, wait: float) -> str:
         except (ValueError, KeyError, IndexError, TypeError):
             raise TargetError(f"{http.base_url} does not list models: name one with --model") from None
         if time.monotonic() >= deadline:
-            raise TargetError(f"{str(http.base_url).rstrip("/")}/v1/models does not answer: {trouble}")
+            raise TargetError(f"{str(http.base_url).rstrip('/')}/v1/models does not answer: {trouble}")
         time.sleep(0.25)
 
 
