@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from engine.sequence import Sequence as Text
+from scheduler import few
 from scheduler.lookahead import best_count
-from scheduler.ranking import Floats, gains, rank
+from scheduler.ranking import Floats, gains, rank, table
 from scheduler.throughput import Throughput
 
 log = logging.getLogger("dspark.engine")
@@ -61,25 +62,20 @@ class DraftPlan:
     def slots(
         self,
         texts: Sequence[Text],
-        expected: Floats,
+        expected: Sequence[Sequence[float]],
         throughput: Throughput,
         caps: Sequence[int],
         room: int,
     ) -> list[int]:
-        """Tokens to draft for each sequence, at most its cap; expected [n, gamma] are survivals.
+        """Tokens to draft for each sequence, at most its cap; expected [n][gamma] are survivals.
 
         `room`: rows that the next step will have for drafts.
         """
         count = len(texts)
         context = float(sum(text.length for text in texts))
-        allowed = np.where(np.arange(self.gamma) < np.array(caps)[:, None], expected, 0.0)
-        ranking = rank(allowed)
-        most = min(len(ranking), room)
-        seconds = throughput.planned(count, most, context)
-        best = best_count(ranking.survival[:most], float(count), seconds)
-        rate = gains(float(count), ranking.survival[:best])[best] / seconds[best]
-        if rate > _MARGIN * count / seconds[0]:
-            wanted = ranking.lengths(best, count)
+        allowed = [row[:cap] for row, cap in zip(expected, caps, strict=True)]
+        wanted, gain, seconds = self._best(allowed, throughput, context, room)
+        if gain > _MARGIN:
             self._resting, self._rest = 0, (0, count)
         else:
             wanted = [0] * count
@@ -94,6 +90,28 @@ class DraftPlan:
         if room:
             self._probe(texts, out, caps, seconds, throughput)
         return out
+
+    @staticmethod
+    def _best(
+        allowed: Sequence[Sequence[float]], throughput: Throughput, context: float, room: int
+    ) -> tuple[list[int], float, Floats]:
+        """(tokens for each sequence that promise most, how much faster than none, seconds by tokens)"""
+        count = len(allowed)
+        start = float(count)
+        if sum(map(len, allowed)) <= few.FEW:
+            candidates = few.rank(allowed)[:room]
+            seconds = throughput.planned(count, len(candidates), context)
+            best = few.best_count(candidates, start, seconds.tolist())
+            tokens = start + sum(survival for survival, _ in candidates[:best])
+            wanted = few.lengths(candidates[:best], count)
+        else:
+            ranking = rank(table(allowed))
+            most = min(len(ranking), room)
+            seconds = throughput.planned(count, most, context)
+            best = best_count(ranking.survival[:most], start, seconds)
+            tokens = float(gains(start, ranking.survival[:best])[best])
+            wanted = ranking.lengths(best, count)
+        return wanted, tokens / start * float(seconds[0] / seconds[best]), seconds
 
     def _probe(
         self,
@@ -125,7 +143,7 @@ class DraftPlan:
                 self._rest = self._resting, len(texts)
             self._credit = min(self._credit - price, price)  # no more than one ahead
 
-    def watch(self, means: Callable[[], Mapping[str, Floats]], throughput: Throughput) -> None:
+    def watch(self, means: Callable[[], Mapping[str, Sequence[float]]], throughput: Throughput) -> None:
         """After a step: would average blocks [gamma] of any of these regimes pay for a sequence alone?
 
         Looked at every few steps.
@@ -135,7 +153,8 @@ class DraftPlan:
             return
         seconds = throughput.planned(1, self.gamma, throughput.context)
         pays = any(
-            (gains(1.0, mean) / seconds)[1:].max(initial=0.0) > 1.0 / seconds[0] for mean in means().values()
+            (gains(1.0, np.array(mean)) / seconds)[1:].max(initial=0.0) > 1.0 / seconds[0]
+            for mean in means().values()
         )
         before = self.collapsed
         self._hopeless = 0 if pays else self._hopeless + _WATCH_STEPS

@@ -11,7 +11,6 @@ from engine.outputs import FinishReason
 from engine.pages import PageKey
 from engine.sampling import SamplingState
 from engine.text import TextStream
-from scheduler.ranking import Floats
 
 
 class Status(Enum):
@@ -59,8 +58,8 @@ class Sequence:
         self.page_keys: list[PageKey] = []  # of full pages of committed tokens; survives preemption
         self.published = 0  # pages, from the first on, that were offered to the prefix cache
         self.draft: DraftBlock | None = None
-        self.chances: Floats | None = None  # conditional, of the last block that a model drafted
-        self.survivals: Floats | None = None  # [gamma] that are expected of its next one
+        self.chances: list[float] | None = None  # conditional, of the last block that a model drafted
+        self.survivals: list[float] | None = None  # [gamma] that are expected of its next one
         self.drafted_round = 0  # in which the last one was verified
         self.round = 0
         self.last_emission: float | None = None

@@ -20,7 +20,6 @@ from engine.sequence import Sequence as Text
 from engine.survival import REGIMES, Blocks, Survival, regime
 from scheduler.calibration import Calibration, Regime
 from scheduler.policy import Choice, VerifyPolicy
-from scheduler.ranking import Floats, survivals
 from scheduler.throughput import Throughput
 
 
@@ -148,7 +147,7 @@ class Speculation:
             "policy": self.policy.name,
             "gamma": self.gamma,
             "collapsed": self.plan.collapsed,
-            "expected_survival": {name: self.survival.mean(name).tolist() for name in REGIMES},
+            "expected_survival": {name: self.survival.mean(name) for name in REGIMES},
             "calibration_error": dict(self.survival.errors()),
             "throughput": None if self.throughput is None else self.throughput.to_dict(),
         }
@@ -171,7 +170,7 @@ class Speculation:
                 self.plan.watch(lambda: self._means(texts), self.throughput)
         return forecast
 
-    def _means(self, texts: Sequence[Text]) -> dict[str, Floats]:
+    def _means(self, texts: Sequence[Text]) -> dict[str, list[float]]:
         return {name: self.survival.mean(name) for name in {regime(text.state.params) for text in texts}}
 
     def _learn(
@@ -183,23 +182,23 @@ class Speculation:
         forecast: Forecast,
     ) -> None:
         """From the blocks that waited: what looking up was worth, what became of the drafts."""
-        if self.throughput is not None and self._plain and (blocks.length[~blocks.modelled] > 0).any():
+        looked_up = sum(
+            length for length, model in zip(blocks.length.tolist(), blocks.modelled, strict=True) if not model
+        )
+        if self.throughput is not None and self._plain and looked_up:
             sampling = sum(item.sample for item in batch.items)
             plain = self._plain + self.throughput.per_token * sampling
             self._looked_up = forecast.tokens / sampling * plain
         verdicts = list(zip(batch.items, result.verdicts, strict=True))
-        decided = np.array([verdict.decided(item.verify) for item, verdict in verdicts], dtype=np.int64)
-        accepted = np.array([verdict.accepted for _, verdict in verdicts], dtype=np.int64)
-        self.survival.observe(blocks, texts, decided, accepted)
+        decided = [verdict.decided(item.verify) for item, verdict in verdicts]
+        self.survival.observe(blocks, texts, decided, [verdict.accepted for _, verdict in verdicts])
 
     def _forecast(self, batch: VerificationBatch, blocks: Blocks) -> Forecast:
         """As it was foreseen when the step was latched: nothing has been learnt from it yet."""
         expected = [0.0] * len(batch.items)
         if blocks.chances.shape[1]:
-            alive = survivals(blocks.chances)
-            verified = np.array([item.verify for item in batch.items])
-            alive[np.arange(alive.shape[1]) >= verified[:, None]] = 0.0
-            expected = alive.sum(axis=1).tolist()
+            alive = blocks.alive.tolist()
+            expected = [sum(row[: item.verify]) for row, item in zip(alive, batch.items, strict=True)]
         tokens = sum(item.sample for item in batch.items) + sum(expected)
         seconds = 0.0
         if self.throughput is not None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from engine.params import SamplingParams
 from engine.sequence import Sequence as Text
 from scheduler.calibration import Acceptance, Calibration, Regime, sigmoid
 from scheduler.policy import Ints
-from scheduler.ranking import Floats, survivals
+from scheduler.ranking import Floats, survivals, table
 from scheduler.running_calibration import RunningCalibration
 
 _MOST = 64  # positions that any policy verifies
@@ -39,21 +41,23 @@ def regime(params: SamplingParams) -> Regime:
 class Blocks:
     """The blocks of R sequences that wait for verification, of up to L tokens; a sequence may have none.
 
-    length [R], chances [R, L] conditional and 0 past a block's end, guarded [R] (see `scheduler.policy`),
-    modelled [R]: drafted by a model, not looked up.
+    length [R], chances [R, L] conditional and 0 past a block's end, alive [R, L] the survivals, guarded [R]
+    (see `scheduler.policy`), modelled [R]: drafted by a model, not looked up.
     """
 
     regimes: tuple[Regime, ...]
     length: Ints
     chances: Floats
+    alive: Floats
     guarded: npt.NDArray[np.bool_]
-    modelled: npt.NDArray[np.bool_]
+    modelled: list[bool]
 
 
 class Survival:
     """Knows calibration tables and remembers what was accepted. `gamma`: the most that is drafted.
 
-    With `online` the running calibration is not only watched but corrects.
+    With `online` the running calibration is not only watched but corrects. What is kept of a text are plain
+    numbers: blocks are short, and most steps have few of them.
     """
 
     def __init__(self, gamma: int, calibrations: Mapping[Regime, Calibration], online: bool = False) -> None:
@@ -61,13 +65,13 @@ class Survival:
         most = max(_MOST, gamma)
         self._heat = {name: np.ones(most) for name in REGIMES}
         self._shift = {name: np.zeros(most) for name in REGIMES}
-        for name, table in calibrations.items():
-            self._heat[name][: len(table.temperatures)] = table.temperatures
-            self._shift[name][: len(table.shifts)] = table.shifts
+        for name, fitted in calibrations.items():
+            self._heat[name][: len(fitted.temperatures)] = fitted.temperatures
+            self._shift[name][: len(fitted.shifts)] = fitted.shifts
         self.running = {name: RunningCalibration(most) for name in REGIMES}
         self._acceptance = {name: Acceptance(most) for name in REGIMES}
         self._likeness = {name: Likeness() for name in REGIMES}
-        self._mean = {name: np.full(gamma, 0.5) for name in REGIMES}  # conditional
+        self._mean = {name: [0.5] * gamma for name in REGIMES}  # conditional
 
     def errors(self) -> tuple[tuple[str, float], ...]:
         """(regime, expected calibration error of conditional acceptance of late), where it is known."""
@@ -78,94 +82,101 @@ class Survival:
         """What waits; a sequence that prefills has nothing to verify."""
         drafts = [text.draft if text.pending == 1 else None for text in texts]
         if not any(drafts):
-            nothing = np.zeros(len(texts), dtype=bool)
-            return Blocks((), nothing.astype(np.int64), np.zeros((len(texts), 0)), nothing, nothing)
+            none, nothing = np.zeros(len(texts), dtype=bool), np.zeros((len(texts), 0))
+            return Blocks((), none.astype(np.int64), nothing, nothing, none, [False] * len(texts))
         regimes = tuple(regime(text.state.params) for text in texts)
-        length = np.array([0 if block is None else len(block) for block in drafts], dtype=np.int64)
-        size = int(length.max(initial=0))
-        chances = np.zeros((len(texts), size))
-        modelled, drawn = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
-        confident: list[int] = []
-        for row, (block, name) in enumerate(zip(drafts, regimes, strict=True)):
+        rows: list[Sequence[float]] = []
+        drawn, modelled, confident = [], [], []
+        for block, name in zip(drafts, regimes, strict=True):
+            drawn.append(block is not None and block.q is not None and name == "rejection")
+            modelled.append(block is not None and block.chances is None)
             if block is None:
-                continue
-            drawn[row] = block.q is not None and name == "rejection"
-            if block.chances is not None:
-                chances[row, : len(block)] = block.chances
-                continue
-            modelled[row] = True
-            if block.confidence is None:
-                chances[row, : len(block)] = self._acceptance[name].chances(len(block))
+                rows.append(())
+            elif block.chances is not None:
+                rows.append(block.chances)
+            elif block.confidence is None:
+                rows.append(self._acceptance[name].chances(len(block)))
             else:
-                chances[row, : len(block)] = block.confidence
-                confident.append(row)
+                confident.append(len(rows))
+                rows.append(block.confidence)
+        chances, length = table(rows), np.array([len(row) for row in rows], dtype=np.int64)
         if confident:
             chances[confident] = self._calibrated(chances[confident], [regimes[row] for row in confident])
-        np.fmax(chances, 0.0, out=chances)  # a confidence that is no number promises nothing
-        chances[np.arange(size) >= length[:, None]] = 0.0
-        return Blocks(regimes, length, chances, drawn, modelled)
+            chances[np.arange(chances.shape[1]) >= length[:, None]] = 0.0
+        chances = np.fmax(chances, 0.0)  # a confidence that is no number promises nothing
+        return Blocks(regimes, length, chances, survivals(chances), np.array(drawn), modelled)
 
     def _calibrated(self, logits: Floats, regimes: Sequence[Regime]) -> Floats:
         size = logits.shape[1]
-        scaled = logits / np.stack([self._heat[name][:size] for name in regimes])
-        scaled += np.stack([self._shift[name][:size] for name in regimes])
+        scaled = logits / self._of(self._heat, regimes, size) + self._of(self._shift, regimes, size)
         if self._online:
-            scaled += np.stack([self.running[name].shift[:size] for name in regimes])
+            running = {name: running.shift for name, running in self.running.items()}
+            scaled += self._of(running, regimes, size)
         return sigmoid(scaled)
+
+    @staticmethod
+    def _of(rows: Mapping[Regime, Floats], regimes: Sequence[Regime], size: int) -> Floats:
+        """What broadcasts to [R, size]: each regime's own row."""
+        first = regimes[0]
+        if all(name == first for name in regimes):  # stacking takes as long as all the arithmetic
+            return rows[first][:size]
+        return np.stack([rows[name][:size] for name in regimes])
 
     def lagged(self, texts: Sequence[Text], blocks: Blocks) -> Floats:
         """[R, L] survivals of each sequence's block before, as far as the waiting one reaches.
 
         Of a block that nothing can bias its own: they may be looked at.
         """
-        out = survivals(blocks.chances)
-        for row in np.flatnonzero(blocks.guarded).tolist():
+        guarded = np.flatnonzero(blocks.guarded).tolist()
+        if not guarded:
+            return blocks.alive
+        out = blocks.alive.copy()
+        for row in guarded:
             before = self._before(texts[row], blocks.regimes[row])[: blocks.length[row]]
             out[row] = 0.0
             out[row, : len(before)] = before
         return out
 
-    def expected(self, texts: Sequence[Text]) -> Floats:
-        """[n, gamma] survivals of a whole block of each sequence, if it were drafted by the model."""
-        return np.array([self._before(text, regime(text.state.params)) for text in texts]).reshape(
-            len(texts), self.gamma
-        )
+    def expected(self, texts: Sequence[Text]) -> list[list[float]]:
+        """[n][gamma] survivals of a whole block of each sequence, if it were drafted by the model."""
+        return [self._before(text, regime(text.state.params)) for text in texts]
 
-    def mean(self, name: Regime) -> Floats:
+    def mean(self, name: Regime) -> list[float]:
         """[gamma] survivals of an average block."""
-        return self._mean[name].cumprod()
+        return _survivals(self._mean[name])
 
-    def _before(self, text: Text, name: Regime) -> Floats:
+    def _before(self, text: Text, name: Regime) -> list[float]:
         return self.mean(name) if text.survivals is None else text.survivals
 
-    def observe(self, blocks: Blocks, texts: Sequence[Text], decided: Ints, accepted: Ints) -> None:
+    def observe(
+        self, blocks: Blocks, texts: Sequence[Text], decided: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         """A step is over: of each waiting block [R] so many drafts were decided on and accepted."""
-        size = np.arange(blocks.chances.shape[1])
-        if not len(size):
-            return
-        tried = size < decided[:, None]
-        hits = size < accepted[:, None]
-        for name in set(blocks.regimes):
-            rows = blocks.modelled & np.array([other == name for other in blocks.regimes])
-            if not rows.any():
+        chances, length = blocks.chances.tolist(), blocks.length.tolist()
+        for row, (text, drawn) in enumerate(zip(texts, blocks.modelled, strict=True)):
+            if not drawn:
                 continue
-            self.running[name].observe(blocks.chances[rows], tried[rows], hits[rows])
-            for row in np.flatnonzero(rows).tolist():
-                self._remember(texts[row], name, blocks.chances[row, : blocks.length[row]])
-                block = texts[row].draft
-                if block is not None and block.confidence is None:
-                    self._acceptance[name].observe(int(decided[row]), int(accepted[row]))
+            name, own = blocks.regimes[row], chances[row][: length[row]]
+            self.running[name].observe(own, decided[row], accepted[row])
+            self._remember(text, name, own)
+            if text.draft is not None and text.draft.confidence is None:
+                self._acceptance[name].observe(decided[row], accepted[row])
 
-    def _remember(self, text: Text, name: Regime, chances: Floats) -> None:
+    def _remember(self, text: Text, name: Regime, chances: list[float]) -> None:
         chances = chances[: self.gamma]
-        mean, size = self._mean[name], len(chances)
+        mean = self._mean[name]
         self._likeness[name].observe(text.chances, chances, mean)
-        mean[:size] += _MEAN_WEIGHT * (chances - mean[:size])
+        likeness, expected = self._likeness[name].value, []
+        for place, chance in enumerate(chances):
+            mean[place] += _MEAN_WEIGHT * (chance - mean[place])
+            expected.append(mean[place] + likeness * (chance - mean[place]))
         # Where it was not drafted: as the others' go on.
-        expected = mean.copy()
-        expected[:size] += self._likeness[name].value * (chances - mean[:size])
-        text.chances, text.survivals = chances, expected.cumprod()
+        text.chances, text.survivals = chances, _survivals([*expected, *mean[len(chances) :]])
         text.drafted_round = text.round
+
+
+def _survivals(chances: Sequence[float]) -> list[float]:
+    return list(accumulate(chances, mul))
 
 
 class Likeness:
@@ -181,11 +192,13 @@ class Likeness:
     def value(self) -> float:
         return min(max(self._product / self._square, 0.0), 1.0)
 
-    def observe(self, before: Floats | None, now: Floats, mean: Floats) -> None:
+    def observe(self, before: Sequence[float] | None, now: Sequence[float], mean: Sequence[float]) -> None:
         """Conditional chances of two blocks of a text, and of an average one, [up to gamma] each."""
         if before is None:
             return
-        size = min(len(before), len(now))
-        apart = before[:size] - mean[:size]
-        self._product = _LIKENESS_DECAY * self._product + float(apart @ (now[:size] - mean[:size]))
-        self._square = _LIKENESS_DECAY * self._square + float(apart @ apart)
+        product = square = 0.0
+        for then, chance, average in zip(before, now, mean, strict=False):
+            product += (then - average) * (chance - average)
+            square += (then - average) ** 2
+        self._product = _LIKENESS_DECAY * self._product + product
+        self._square = _LIKENESS_DECAY * self._square + square

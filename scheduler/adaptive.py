@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler import few
 from scheduler.lookahead import best_count, filled, look_ahead
 from scheduler.policy import Choice
 from scheduler.ranking import Ranking, gains, rank, survivals
@@ -28,6 +29,10 @@ class LookAhead(_Adaptive):
     name = "lookahead"
 
     def select(self, choice: Choice) -> list[int]:
+        return few.select(choice) if choice.chances.size <= few.FEW else self.search(choice)
+
+    def search(self, choice: Choice) -> list[int]:
+        """For any number of candidates."""
         ranking, guarded, seconds = _ranked(choice), choice.guarded, choice.seconds
         start, count = float(choice.sequences), len(choice.length)
         if not guarded.any():
@@ -40,11 +45,12 @@ class LookAhead(_Adaptive):
         lengths = ranking.lengths(admitted, count)
         if guarded.all():
             return lengths
-        fixed = sum(length for length, held in zip(lengths, guarded, strict=True) if held)
-        start += float(ranking.survival[:admitted][guarded[ranking.block[:admitted]]].sum())
+        fixed = sum(length for length, kept in zip(lengths, guarded, strict=True) if kept)
+        held = ranking.survival[:admitted][guarded[ranking.block[:admitted]]]
+        start += float(gains(0.0, held)[-1])
         room = free.survival[: choice.row_cap - fixed]
         again = free.lengths(best_count(room, start, seconds[fixed:]), count)
-        return [length if held else new for length, held, new in zip(lengths, guarded, again, strict=True)]
+        return [length if kept else new for length, kept, new in zip(lengths, guarded, again, strict=True)]
 
 
 class Algorithm1(_Adaptive):

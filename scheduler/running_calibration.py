@@ -6,15 +6,16 @@ this even where a policy trims blocks; what is old counts less.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import math
+from collections.abc import Sequence
 
-from scheduler.ranking import Floats
+import numpy as np
 
 _BINS = 15
 _MEMORY = 20_000  # drafts after which one counts a third
 _RATE = 0.001  # of a draft in the correction, in logits
 _FEW = 200.0  # drafts below which nothing is said
+_HEAVY = 1e6
 
 
 class RunningCalibration:
@@ -22,23 +23,28 @@ class RunningCalibration:
 
     def __init__(self, positions: int) -> None:
         self.shift = np.zeros(positions)
-        self._miss, self._count = np.zeros(_BINS), np.zeros(_BINS)
+        # By predicted chance. Plain numbers: a step decides on a few drafts, block by block.
+        self._miss, self._count = [0.0] * _BINS, [0.0] * _BINS
+        self._weight = 1.0  # of a draft now; what is older counts less than what weighs more
 
-    def observe(self, chances: Floats, tried: npt.NDArray[np.bool_], accepted: npt.NDArray[np.bool_]) -> None:
-        """All [n, L]: what was predicted, whether it came to a decision, and which."""
-        count = np.count_nonzero(tried)
-        if not count:
+    def observe(self, chances: Sequence[float], decided: int, accepted: int) -> None:
+        """So many drafts of a block with these chances were decided on, and its first ones accepted."""
+        if not decided:
             return
-        predicted = chances[tried]
-        place = np.minimum((predicted * _BINS).astype(np.int64), _BINS - 1)
-        fade = np.exp(-count / _MEMORY)
-        self._miss = self._miss * fade + np.bincount(place, predicted - accepted[tried], _BINS)
-        self._count = self._count * fade + np.bincount(place, minlength=_BINS)
-        off = np.where(tried, accepted - chances, 0.0).sum(axis=0)
-        self.shift[: len(off)] += _RATE * off
+        self._weight *= math.exp(decided / _MEMORY)
+        for place, chance in enumerate(chances[:decided]):
+            miss = (place < accepted) - chance
+            self.shift[place] += _RATE * miss
+            bin = min(int(chance * _BINS), _BINS - 1)
+            self._miss[bin] -= self._weight * miss
+            self._count[bin] += self._weight
+        if self._weight > _HEAVY:
+            self._miss = [each / self._weight for each in self._miss]
+            self._count = [each / self._weight for each in self._count]
+            self._weight = 1.0
 
     @property
     def error(self) -> float | None:
         """Expected calibration error of conditional chances; None while too little is known."""
-        total = float(self._count.sum())
-        return float(np.abs(self._miss).sum()) / total if total >= _FEW else None
+        total = sum(self._count)
+        return sum(map(abs, self._miss)) / total if total >= _FEW * self._weight else None

@@ -98,7 +98,7 @@ def test_sure_drafts_are_verified_where_rows_are_cheap_and_not_where_they_are_de
 def test_what_does_not_pay_is_not_drafted_but_probed():
     drafter, seen = Sure(babbler(1), -4.0), []
     speculation = planned(LookAhead(), [(1, 1.0), (200, 1.0 + 199 * 0.1)])
-    speculation.survival._mean["greedy"][:] = 0.02  # known to be bad
+    speculation.survival._mean["greedy"][:] = [0.02] * 4  # known to be bad
     run(drafter, speculation, count=3, seen=seen, temperature=0.0)
     drafted = [step for step in seen if any(step.slots)]
     assert 0 < len(drafted) < len(seen) / 8  # now and then all the same
@@ -308,9 +308,7 @@ def test_a_new_text_is_expected_to_be_average_and_a_known_one_like_itself():
     survival, engine = speculation.survival, Engine(tiny(), None, "off")
     text = engine.add("a", [3, 4], max_tokens=2, temperature=0.0).sequences[0]
     assert survival.expected([text])[0] == pytest.approx([0.5, 0.25, 0.125, 0.0625])
-    survival._remember(
-        text, "greedy", np.array([0.9, 0.9])
-    )  # half of what sets it apart is believed at first
+    survival._remember(text, "greedy", [0.9, 0.9])  # half of what sets it apart is believed at first
     assert survival.expected([text])[0] == pytest.approx([0.7, 0.49, 0.25, 0.12], abs=0.03)
 
 

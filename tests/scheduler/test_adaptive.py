@@ -9,14 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler import few
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
 from scheduler.lookahead import best_count, look_ahead
 from scheduler.policy import Choice, Drafted, Fixed
 from scheduler.ranking import gains, rank, survivals, table
 from tests.scheduler.joint import GAMMA, Toy, error
 
+
+class Searched(LookAhead):
+    """As it decides on many candidates, however few there are."""
+
+    def select(self, choice: Choice) -> list[int]:
+        return self.search(choice)
+
+
 LEGAL = [
-    LookAhead(), Algorithm1(), Lagged(), Fixed(1), Fixed(2),
+    LookAhead(), Searched(), Algorithm1(), Lagged(), Fixed(1), Fixed(2),
     Threshold(), Threshold(base=0.2, sensitivity=0.9), Threshold(least=1, most=1),
 ]  # fmt: skip
 #: steps a second at R, R + 1, ...: curves and staircases on which policies were caught looking
@@ -236,3 +245,22 @@ def test_of_equal_rates_the_largest_batch_is_taken():
     assert best_count(np.zeros(3), 1.0, np.array([1.0, 1.0, 1.0, 2.0])) == 2
     assert best_count(np.array([0.5, 0.0, 0.0]), 1.0, np.array([1.0, 1.1, 1.1, 2.0])) == 2
     assert best_count(np.zeros(0), 1.0, np.array([1.0])) == 0
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_few_candidates_are_decided_on_as_many_are(data):
+    """In plain numbers as in arrays: guarded or not, dead or tied, on curves and staircases."""
+    number = st.sampled_from((0.0, 0.25, 0.5, 1.0, 1.5, -1.0, math.nan)) | st.floats(0.01, 0.99)
+    blocks = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        length = data.draw(st.integers(0, 6))
+        chances, before = (tuple(data.draw(st.lists(number, min_size=length, max_size=length))) for _ in "ab")
+        lagged = survivals(table([before]))[0]
+        blocks.append(Drafted(length, chances, tuple(lagged.tolist()), data.draw(st.booleans())))
+    total = sum(block.length for block in blocks)
+    cap = data.draw(st.integers(0, total))
+    costs = data.draw(st.lists(st.sampled_from((0.0, 0.1, 0.5, 2.0)), min_size=cap, max_size=cap))
+    seconds = np.cumsum([1.0, *costs])
+    step = Choice.of(blocks, data.draw(st.integers(1, 8)), cap, seconds)
+    assert few.select(step) == LookAhead().search(step)

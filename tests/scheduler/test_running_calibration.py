@@ -13,11 +13,9 @@ def served(predicted: float, true: float, verify: int, rounds: int = 4000, runni
     """Blocks of 3 with this chance at every position, of which so many drafts are verified."""
     running = running or RunningCalibration(3)
     rng = np.random.default_rng(seed)
-    for _ in range(rounds // 4):
-        accepted = (rng.random((4, 3)) < true).cumprod(axis=1).sum(axis=1)
-        accepted = np.minimum(accepted, verify)
-        tried = np.arange(3) < np.minimum(accepted + 1, verify)[:, None]
-        running.observe(np.full((4, 3), predicted), tried, np.arange(3) < accepted[:, None])
+    for _ in range(rounds):
+        accepted = min(int((rng.random(3) < true).cumprod().sum()), verify)
+        running.observe([predicted] * 3, min(accepted + 1, verify), accepted)
     return running
 
 
@@ -32,7 +30,8 @@ def test_little_says_nothing():
     assert running.error is None
     served(0.6, 0.6, 1, rounds=100, running=running)
     assert running.error is None
-    running.observe(np.zeros((0, 3)), np.zeros((0, 3), bool), np.zeros((0, 3), bool))
+    running.observe([0.5] * 3, 0, 0)
+    assert running.error is None
 
 
 def test_what_is_long_ago_is_forgotten():
@@ -43,10 +42,7 @@ def test_what_is_long_ago_is_forgotten():
 
 def test_the_correction_goes_where_chances_are_true():
     running, logit, rng = RunningCalibration(2), 1.5, np.random.default_rng(0)
-    for _ in range(6000):
-        chances = np.tile(sigmoid(logit + running.shift), (4, 1))
-        hits = rng.random((4, 2)) < (0.6, 0.9)
-        accepted = hits.cumprod(axis=1).sum(axis=1)
-        tried = np.arange(2) < np.minimum(accepted + 1, 2)[:, None]
-        running.observe(chances, tried, np.arange(2) < accepted[:, None])
+    for _ in range(24_000):
+        accepted = int((rng.random(2) < (0.6, 0.9)).cumprod().sum())
+        running.observe(sigmoid(logit + running.shift).tolist(), min(accepted + 1, 2), accepted)
     assert sigmoid(logit + running.shift).tolist() == pytest.approx([0.6, 0.9], abs=0.03)
