@@ -8,7 +8,8 @@ from __future__ import annotations
 
 _MARGIN = 0.03  # faster than without drafts: less is not worth the trouble
 _WEIGHT = 0.1  # of a step that had looked-up blocks
-_REST_STEPS = 16  # between two tries while it is not worth it
+#: between two tries while it is not worth it: as few at first, then twice as many each time
+_REST_STEPS = 16, 128
 
 
 class LookupPlan:
@@ -16,12 +17,20 @@ class LookupPlan:
 
     def __init__(self) -> None:
         self._worth = 0.05
-        self._steps = 0
+        self._rest = self._left = 0  # steps of the present rest, and how many of them are to come
 
     def wanted(self) -> bool:
         """For the step that is being planned; asked once a step."""
-        self._steps += 1
-        return self._worth >= _MARGIN or self._steps % _REST_STEPS == 0
+        if self._worth >= _MARGIN:
+            self._rest = self._left = 0
+            return True
+        if self._left:
+            self._left -= 1
+            return False
+        shortest, longest = _REST_STEPS
+        first = not self._rest  # nothing was tried since it was found not to be worth it
+        self._rest = self._left = shortest if first else min(2 * self._rest, longest)
+        return not first
 
     def observe(self, gain: float) -> None:
         """A step with looked-up blocks took its time for so much more than plain steps bring in it.

@@ -40,9 +40,19 @@ class Batch:
         return self.previous[:, 0]
 
 
+#: anchors of a text lie in a stretch of so many positions each: what they see of the text overlaps
+STRETCH = 16
+
+
 def draw_anchors(prompt: int, length: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Up to `count` distinct positions whose own and next token belong to the answer, sorted."""
+    """Up to `count` distinct positions whose own and next token belong to the answer, sorted.
+
+    All within a stretch of `STRETCH` times as many.
+    """
     candidates = np.arange(prompt, length - 1)
+    if len(candidates) > count * STRETCH:
+        first = int(rng.integers(len(candidates) - count * STRETCH + 1))
+        candidates = candidates[first : first + count * STRETCH]
     if len(candidates) > count:
         candidates = rng.choice(candidates, count, replace=False)
     return np.sort(candidates)
@@ -57,22 +67,33 @@ def make_batch(
     rng: np.random.Generator,
     device: torch.device | str = "cpu",
     last_hidden: bool = False,
+    window: int | None = None,
 ) -> Batch:
     """`anchors` blocks in each text. Slot j of the block at anchor a predicts the token at a + j + 1.
 
-    `last_hidden`: the features are what the target's head sees, not the layers' outputs.
+    `last_hidden`: the features are what the target's head sees, not the layers' outputs. With a `window` a
+    text is cut to what its blocks see: only distances between positions matter to the model.
     """
-    stored = source.texts(texts)
-    ids = [torch.from_numpy(corpus.text(index).astype(np.int64)) for index in texts.tolist()]
+    ids: list[torch.Tensor] = []
+    spans: list[tuple[int, int]] = []
     columns: list[tuple[torch.Tensor, ...]] = []
     base = 0
-    for index, text in zip(texts.tolist(), ids, strict=True):
-        places = torch.from_numpy(draw_anchors(int(corpus.prompts[index]), len(text), anchors, rng))
+    for index in texts.tolist():
+        whole = corpus.text(index)
+        drawn = draw_anchors(int(corpus.prompts[index]), len(whole), anchors, rng)
+        span = (0, len(whole))
+        if window is not None:
+            span = max(0, int(drawn[0]) - window), min(len(whole), int(drawn[-1]) + slots + 1)
+        spans.append(span)
+        text = torch.from_numpy(whole[slice(*span)].astype(np.int64))
+        ids.append(text)
+        places = torch.from_numpy(drawn - span[0])
         at = places[:, None] + torch.arange(slots)
         inside = at + 1 < len(text)
         at = at.clamp_max(len(text) - 2)
         columns.append((places + base, torch.full_like(places, base), at + base, inside))
         base += len(text)
+    stored = source.texts(texts, spans)
     where, start, at, mask = (torch.cat(column) for column in zip(*columns, strict=True))
     text, positions = torch.cat(ids), torch.cat([torch.arange(len(each)) for each in ids])
     text, positions, where, start, at, mask = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,8 +29,10 @@ class FeatureSource(Protocol):
     def ready(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of the texts whose features are there."""
 
-    def texts(self, indices: npt.NDArray[np.int64]) -> TextFeatures:
-        """Of these texts, one behind another, fp32."""
+    def texts(
+        self, indices: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]] | None = None
+    ) -> TextFeatures:
+        """Of these texts, or of positions first to end of each, one behind another, fp32."""
 
 
 class FeatureCache:
@@ -74,18 +76,25 @@ class FeatureCache:
         self._lse[span] = features.lse.numpy()
         self._done[index] = 1
 
-    def get(self, index: int) -> TextFeatures:
-        """fp32 copies."""
+    def get(self, index: int, part: tuple[int, int] | None = None) -> TextFeatures:
+        """fp32 copies, of positions first to end."""
         span = self._span(index)
+        if part is not None:
+            span = slice(span.start + part[0], span.start + part[1])
         return TextFeatures(
             _from_bits(self._layers[span]),
             _from_bits(self._final[span]),
             torch.from_numpy(self._lse[span].copy()),
         )
 
-    def texts(self, indices: npt.NDArray[np.int64]) -> TextFeatures:
+    def texts(
+        self, indices: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]] | None = None
+    ) -> TextFeatures:
         """See `FeatureSource`."""
-        parts = [self.get(index) for index in indices.tolist()]
+        if spans is None:
+            parts = [self.get(index) for index in indices.tolist()]
+        else:
+            parts = [self.get(index, span) for index, span in zip(indices.tolist(), spans, strict=True)]
         return TextFeatures(
             torch.cat([part.layers for part in parts]),
             torch.cat([part.final for part in parts]),

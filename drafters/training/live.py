@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,19 @@ class LiveFeatures:
         return texts
 
     @torch.no_grad()
-    def texts(self, indices: npt.NDArray[np.int64]) -> TextFeatures:
-        """Of these texts, one behind another; one padded forward pass."""
+    def texts(
+        self, indices: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]] | None = None
+    ) -> TextFeatures:
+        """Of these texts, or of parts of them, one behind another; one padded forward pass."""
         texts = [torch.from_numpy(self.corpus.text(i).astype(np.int64)) for i in indices.tolist()]
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(self.device)
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
         # Padding on the right needs no mask: causal attention never looks there.
-        inside = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
+        place = torch.arange(ids.shape[1], device=self.device)
+        inside = place < lengths[:, None]
+        if spans is not None:
+            first, end = torch.tensor(spans, device=self.device).T[..., None]
+            inside = (place >= first) & (place < end)
         final = self._decoder(input_ids=ids, use_cache=False).last_hidden_state[inside].float()
         layers = [self._captured[layer][inside] for layer in self.layers]
         # In full precision, as the trainer computes logits: or probabilities would not add up to 1.

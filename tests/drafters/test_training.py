@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.training.batches import draw_anchors, make_batch, predict, targets
+from drafters.training.batches import STRETCH, draw_anchors, make_batch, predict, targets
 from drafters.training.corpus import Corpus
 from drafters.training.features import FeatureCache
 from drafters.training.losses import (
@@ -183,6 +183,40 @@ def test_batches_line_up_features_tokens_and_targets(tmp_path):
                 )
 
 
+def test_a_text_may_be_cut_to_what_its_blocks_see(tmp_path):
+    """The same blocks over parts of the texts: everything that the model says of them stays."""
+    world = Fixture(tmp_path)
+    world.fill()
+    texts, window = np.array([3, 9, 14]), 4
+    whole, cut = (
+        make_batch(world.corpus, world.cache, texts, 2, 3, np.random.default_rng(5), window=each)
+        for each in (None, window)
+    )
+    assert len(cut.features) < len(whole.features)
+    for name in ("previous", "labels", "mask", "final", "lse"):
+        assert torch.equal(getattr(cut, name)[whole.mask], getattr(whole, name)[whole.mask]), name
+    torch.manual_seed(0)
+    recipe = replace(RECIPE, window=window)
+    model = trainer(world, tmp_path / "run", recipe).model
+    with torch.no_grad():
+        (logits, confidence), (wanted, sure) = predict(model, cut), predict(model, whole)
+    assert torch.allclose(logits[whole.mask], wanted[whole.mask], atol=1e-4)
+    assert torch.allclose(confidence[whole.mask], sure[whole.mask], atol=1e-4)
+
+
+def test_anchors_of_a_text_lie_in_one_stretch():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        drawn = draw_anchors(10, 400, 3, rng)
+        assert len(set(drawn)) == 3
+        assert drawn[-1] - drawn[0] < 3 * STRETCH
+        assert drawn[0] >= 10
+        assert drawn[-1] <= 398
+    starts = [draw_anchors(10, 400, 3, rng)[0] for _ in range(400)]
+    assert min(starts) < 30  # anywhere in the answer
+    assert max(starts) > 340
+
+
 def trainer(world: Fixture, folder, recipe: Recipe = RECIPE) -> Trainer:
     return Trainer(folder, recipe, world.corpus, world.cache, world, lambda line: None)
 
@@ -229,6 +263,11 @@ def test_live_features_are_those_of_the_cache(tmp_path):
         wanted = torch.cat([getattr(each, name) for each in alone])
         assert torch.allclose(getattr(found, name), wanted, atol=1e-4), name
     assert live.ready(texts) is texts
+    spans = [(2, 9), (0, 5), (4, 12)]
+    parts, stored = live.texts(texts, spans), world.cache
+    world.fill()
+    assert torch.allclose(parts.layers, stored.texts(texts, spans).layers, rtol=1e-2, atol=1e-2)
+    assert len(parts.lse) == 20
 
 
 def _one_of_two(rank: int, folder: Path, port: int) -> None:

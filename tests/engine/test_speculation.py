@@ -11,6 +11,7 @@ import torch
 
 from engine.batch import DraftBlock, Verdict
 from engine.draft_plan import DraftPlan
+from engine.lookup_plan import LookupPlan
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
 from engine.speculation import Speculation
@@ -346,3 +347,20 @@ def test_a_draft_that_ended_the_text_leaves_what_is_behind_it_untried():
     assert Verdict((1, 2), 2, finish="stop").decided(5) == 2
     assert Verdict((1, 2, 3), 2).decided(2) == 2  # all accepted, and the bonus
     assert Verdict((1,), 0).decided(0) == 0
+
+
+def test_lookups_that_are_not_worth_it_rest_for_longer_and_longer_and_come_back_at_once():
+    plan = LookupPlan()
+    assert all(plan.wanted() for _ in range(100))  # until told otherwise
+    tried, step = [], 0
+    while step < 2000:
+        if plan.wanted():
+            tried.append(step)
+            plan.observe(-0.2)
+        step += 1
+    rests = np.diff([at for at in tried if at > 10])
+    assert rests.min() >= 17
+    assert rests.max() == 129  # a try, and so many without
+    assert len(tried) < 25
+    plan.observe(2.0)
+    assert all(plan.wanted() for _ in range(100))
