@@ -12,7 +12,8 @@ from engine.batch import BatchItem, DraftBlock, StepResult, VerificationBatch
 from engine.params import SamplingParams
 from engine.sampling import SamplingState
 from engine.worker import Worker
-from scheduler.throughput import Curve, Throughput
+from scheduler.curve import Curve
+from scheduler.throughput import Throughput
 
 # Every size where a kink decides: kernels take rows by fours, and the fifth costs what three do before it.
 _ROWS = (*range(1, 11), 12, 13, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

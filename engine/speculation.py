@@ -78,7 +78,7 @@ class Speculation:
     def lengths(self, members: Sequence[Text], step: Step, slots: Sequence[Slots], load: float) -> list[int]:
         """Verify lengths of these sequences' blocks; `slots` are drafted after the step."""
         blocks = self._blocks = self.survival.blocks(members)
-        cap = min(step.spare_rows, int(blocks.length.sum()))
+        cap = min(step.spare_rows, int(blocks.length.sum())) if blocks.regimes else 0
         self._plain = None
         if not cap:
             return [0] * len(members)
@@ -162,7 +162,7 @@ class Speculation:
         blocks = self._blocks
         assert blocks is not None
         forecast = self._forecast(batch, blocks)
-        if blocks.chances.shape[1]:  # most steps under load have no drafts, and little time to spare
+        if blocks.regimes:  # most steps under load have no drafts, and little time to spare
             self._learn(batch, result, texts, blocks, forecast)
         if self.throughput is not None:
             self._refresh(batch, result)
@@ -196,7 +196,7 @@ class Speculation:
     def _forecast(self, batch: VerificationBatch, blocks: Blocks) -> Forecast:
         """As it was foreseen when the step was latched: nothing has been learnt from it yet."""
         expected = [0.0] * len(batch.items)
-        if blocks.chances.shape[1]:
+        if blocks.regimes:
             alive = blocks.alive.tolist()
             expected = [sum(row[: item.verify]) for row, item in zip(alive, batch.items, strict=True)]
         tokens = sum(item.sample for item in batch.items) + sum(expected)

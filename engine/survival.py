@@ -41,6 +41,8 @@ def regime(params: SamplingParams) -> Regime:
 class Blocks:
     """The blocks of R sequences that wait for verification, of up to L tokens; a sequence may have none.
 
+    R is 0 if none of them has any.
+
     length [R], chances [R, L] conditional and 0 past a block's end, alive [R, L] the survivals, guarded [R]
     (see `scheduler.policy`), modelled [R]: drafted by a model, not looked up.
     """
@@ -51,6 +53,9 @@ class Blocks:
     alive: Floats
     guarded: npt.NDArray[np.bool_]
     modelled: list[bool]
+
+
+_NOTHING = Blocks((), np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, bool), [])
 
 
 class Survival:
@@ -82,8 +87,7 @@ class Survival:
         """What waits; a sequence that prefills has nothing to verify."""
         drafts = [text.draft if text.pending == 1 else None for text in texts]
         if not any(drafts):
-            none, nothing = np.zeros(len(texts), dtype=bool), np.zeros((len(texts), 0))
-            return Blocks((), none.astype(np.int64), nothing, nothing, none, [False] * len(texts))
+            return _NOTHING
         regimes = tuple(regime(text.state.params) for text in texts)
         rows: list[Sequence[float]] = []
         drawn, modelled, confident = [], [], []
@@ -100,8 +104,11 @@ class Survival:
                 confident.append(len(rows))
                 rows.append(block.confidence)
         chances, length = table(rows), np.array([len(row) for row in rows], dtype=np.int64)
-        if confident:
+        if len(confident) == len(rows):
+            chances = self._calibrated(chances, regimes)
+        elif confident:
             chances[confident] = self._calibrated(chances[confident], [regimes[row] for row in confident])
+        if any(len(row) != len(rows[0]) for row in rows):
             chances[np.arange(chances.shape[1]) >= length[:, None]] = 0.0
         chances = np.fmax(chances, 0.0)  # a confidence that is no number promises nothing
         return Blocks(regimes, length, chances, survivals(chances), np.array(drawn), modelled)

@@ -59,7 +59,7 @@ def _show(model: Any) -> None:
     print("rows verified      ms   SPS  tokens/s at most")
     for rows, seconds in model.verify.to_list():
         print(f"{rows:>13.0f} {1e3 * seconds:>7.2f} {1 / seconds:>5.1f} {rows / seconds:>17.0f}")
-    if model.draft.seconds.any():
+    if any(model.draft.seconds):
         print("tokens drafted     ms")
         for tokens, seconds in model.draft.to_list():
             print(f"{tokens:>14.0f} {1e3 * seconds:>6.2f}")

@@ -42,9 +42,16 @@ def cost_curves(model: Throughput, picture: Path) -> None:
     """Seconds of verifying and drafting, and the rows a second that they allow."""
     figure, (left, right) = _axes(2, "what a step costs")
     for curve, label in ((model.verify, "verify"), (model.draft, "draft")):
-        if curve.seconds.any():
-            left.plot(curve.sizes, 1e3 * curve.seconds, marker="o", markersize=3, label=label)
-    right.plot(model.verify.sizes, model.verify.sizes / model.verify.seconds, marker="o", markersize=3)
+        if any(curve.seconds):
+            left.plot(
+                curve.sizes,
+                [1e3 * seconds for seconds in curve.seconds],
+                marker="o",
+                markersize=3,
+                label=label,
+            )
+    rates = [size / seconds for size, seconds in zip(model.verify.sizes, model.verify.seconds, strict=True)]
+    right.plot(model.verify.sizes, rates, marker="o", markersize=3)
     for axis in (left, right):
         axis.set_xscale("log", base=2)
     _finish(left, "rows verified, tokens drafted", "ms")

@@ -14,8 +14,9 @@ from engine.drafter import Drafter
 from engine.outputs import NullObserver, OutputDelta, RequestStats
 from engine.request import ActiveRequest
 from engine.speculation import Speculation
+from scheduler.curve import Curve
 from scheduler.policies import parse_policy
-from scheduler.throughput import Curve, Throughput
+from scheduler.throughput import Throughput
 from tests.engine.harness import (
     VOCAB,
     Engine,

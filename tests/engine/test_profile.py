@@ -20,12 +20,12 @@ def test_a_profile_covers_every_step_there_can_be(drafting):
     gamma = pair.config.gamma if drafting else 0
     model = Profiler(worker, VOCAB, 60, 16, gamma, gamma, context=64).run(40, 6, lines.append)
     model.check(40)
-    assert model.verify.sizes.tolist() == [*range(1, 11), 12, 13, 16, 20, 24, 32, 40]
-    assert (model.verify.seconds > 0).all()
+    assert model.verify.sizes == [*range(1, 11), 12, 13, 16, 20, 24, 32, 40]
+    assert min(model.verify.seconds) > 0
     assert model.per_context >= 0
     if drafting:
         assert gamma == 5
-        assert model.draft.sizes.tolist() == [1, 2, 3, 5, 6, 12, 18, 30]
+        assert model.draft.sizes == [1, 2, 3, 5, 6, 12, 18, 30]
         assert model.draft.seconds[0] > 0
     else:
         assert model.draft.at([3]).tolist() == [0.0]
@@ -59,7 +59,7 @@ def test_an_executor_that_pads_is_timed_at_its_sizes():
     worker = Worker(TorchExecutor(tiny(), 16, 4, torch.float64), None)
     profiler = Profiler(worker, VOCAB, 16, 4, 0, 0, context=20, buckets=(1, 2, 4, 8))
     model = profiler.run(6, 2)
-    assert model.verify.sizes.tolist() == [1, 2, 4, 6]
+    assert model.verify.sizes == [1, 2, 4, 6]
     assert model.verify.staircase
     assert profiler._sizes(600) == [1, 2, 4, 8, 264, 520, 600]
 

@@ -18,8 +18,9 @@ from engine.speculation import Speculation
 from engine.survival import Likeness, Survival, regime
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
 from scheduler.calibration import Calibration
+from scheduler.curve import Curve
 from scheduler.policy import Fixed
-from scheduler.throughput import Curve, Throughput
+from scheduler.throughput import Throughput
 from tests.engine.harness import Engine, babbler, oracle, tiny
 
 CHEAP = [(1, 1.0), (200, 1.01)]  # rows cost nothing
@@ -176,7 +177,7 @@ def test_what_brings_nothing_is_looked_up_now_and_then(verify, share):
     run(drafter, Punctual(LookAhead(), 0, throughput, lookup=2), seen=seen, temperature=0.0)
     steps = len(seen)
     assert any(lengths(seen)) == (verify is CHEAP)
-    assert drafter.asked == pytest.approx(share * steps, rel=0.1)  # it takes some steps to see
+    assert drafter.asked == pytest.approx(share * steps, abs=1)  # it takes some steps to see
 
 
 def test_a_cap_ends_a_block_and_lets_others_have_more():
@@ -277,13 +278,13 @@ def test_rejection_sampled_texts_keep_their_law_and_deterministic_drafts_are_fre
 def test_a_drafts_duration_counts_once_its_blocks_are_decided():
     speculation = planned(LookAhead())
     speculation.throughput.weight = 0.5
-    before = speculation.throughput.draft._own.tolist()
+    before = speculation.throughput.draft._own[:]
     engine = Engine(tiny(), babbler(1), speculation)
     engine.add("a", [3, 4, 5], max_tokens=3, temperature=0.0, ignore_eos=True)
     batch = engine.loop.begin()
     result = replace(engine.worker.run(batch), draft_time=7.0)
     engine.loop.commit(batch, result)
-    assert speculation.throughput.draft._own.tolist() == before  # whatever the verification says of all sizes
+    assert speculation.throughput.draft._own[:] == before  # whatever the verification says of all sizes
     batch = engine.loop.begin()
     engine.loop.commit(batch, engine.worker.run(batch))
     if result.drafts[0] is not None:

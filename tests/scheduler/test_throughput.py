@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scheduler.throughput import _NOISE, Curve, Throughput
+from scheduler.curve import _NOISE, Curve
+from scheduler.throughput import Throughput
 
 POINTS = [(1, 10.0), (4, 12.0), (8, 20.0), (16, 36.0)]
 
