@@ -15,7 +15,7 @@ import numpy as np
 from engine.sequence import Sequence as Text
 from scheduler import few
 from scheduler.lookahead import best_count
-from scheduler.ranking import Floats, gains, rank, table
+from scheduler.ranking import gains, rank, table
 from scheduler.throughput import Throughput
 
 log = logging.getLogger("dspark.engine")
@@ -74,7 +74,7 @@ class DraftPlan:
         count = len(texts)
         context = float(sum(text.length for text in texts))
         allowed = [row[:cap] for row, cap in zip(expected, caps, strict=True)]
-        wanted, gain, seconds = self._best(allowed, throughput, context, room)
+        wanted, gain, plain = self._best(allowed, throughput, context, room)
         if gain > _MARGIN:
             self._resting, self._rest = 0, (0, count)
         else:
@@ -88,37 +88,35 @@ class DraftPlan:
             for text, length, cap in zip(texts, wanted, caps, strict=True)
         ]
         if room:
-            self._probe(texts, out, caps, seconds, throughput)
+            self._probe(texts, out, caps, plain, throughput)
         return out
 
     @staticmethod
     def _best(
         allowed: Sequence[Sequence[float]], throughput: Throughput, context: float, room: int
-    ) -> tuple[list[int], float, Floats]:
-        """(tokens for each sequence that promise most, how much faster than none, seconds by tokens)"""
-        count = len(allowed)
-        start = float(count)
+    ) -> tuple[list[int], float, float]:
+        """(tokens for each sequence that promise most, how much faster than none, seconds with none)"""
+        count, start = len(allowed), float(len(allowed))
         if sum(map(len, allowed)) <= few.FEW:
             candidates = few.rank(allowed)[:room]
-            seconds = throughput.planned(count, len(candidates), context)
-            best = few.best_count(candidates, start, seconds.tolist())
+            costs = throughput.few_planned(count, len(candidates), context)
+            best = few.best_count(candidates, start, costs)
             tokens = start + sum(survival for survival, _ in candidates[:best])
-            wanted = few.lengths(candidates[:best], count)
-        else:
-            ranking = rank(table(allowed))
-            most = min(len(ranking), room)
-            seconds = throughput.planned(count, most, context)
-            best = best_count(ranking.survival[:most], start, seconds)
-            tokens = float(gains(start, ranking.survival[:best])[best])
-            wanted = ranking.lengths(best, count)
-        return wanted, tokens / start * float(seconds[0] / seconds[best]), seconds
+            return few.lengths(candidates[:best], count), tokens / start * costs[0] / costs[best], costs[0]
+        ranking = rank(table(allowed))
+        most = min(len(ranking), room)
+        seconds = throughput.planned(count, most, context)
+        best = best_count(ranking.survival[:most], start, seconds)
+        tokens = float(gains(start, ranking.survival[:best])[best])
+        plain = float(seconds[0])
+        return ranking.lengths(best, count), tokens / start * plain / float(seconds[best]), plain
 
     def _probe(
         self,
         texts: Sequence[Text],
         slots: list[int],
         caps: Sequence[int],
-        seconds: Floats,
+        seconds: float,
         throughput: Throughput,
     ) -> None:
         """Give a few slots to the sequence that has gone without for longest, if the time for it has come."""
@@ -128,12 +126,13 @@ class DraftPlan:
             if not slots[row] and caps[row] and text.round - text.drafted_round >= _PROBE_ROUNDS
         ]
         share = _PROBE_SHARE / 4 if self.collapsed else _PROBE_SHARE
-        self._credit += share * float(seconds[0]) * (1 + self._rested)
+        self._credit += share * seconds * (1 + self._rested)
         self._rested = 0
         if not idle:
             return
         size = min(_PROBE_SLOTS, self.gamma)
-        price = float(throughput.planned(len(texts), size, throughput.context)[[0, -1]] @ (-1.0, 1.0))
+        costs = throughput.few_planned(len(texts), size, throughput.context)
+        price = costs[-1] - costs[0]
         if self._credit >= price:
             row = max(idle)[1]
             slots[row] = min(size, caps[row])

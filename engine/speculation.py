@@ -19,7 +19,7 @@ from engine.outputs import Forecast, Undrafted
 from engine.sequence import Sequence as Text
 from engine.survival import REGIMES, Blocks, Survival, regime
 from scheduler.calibration import Calibration, Regime
-from scheduler.policy import Choice, VerifyPolicy
+from scheduler.policy import Choice, FewChoice, VerifyPolicy
 from scheduler.throughput import Throughput
 
 
@@ -78,27 +78,23 @@ class Speculation:
     def lengths(self, members: Sequence[Text], step: Step, slots: Sequence[Slots], load: float) -> list[int]:
         """Verify lengths of these sequences' blocks; `slots` are drafted after the step."""
         blocks = self._blocks = self.survival.blocks(members)
-        cap = min(step.spare_rows, int(blocks.length.sum())) if blocks.regimes else 0
+        cap = min(step.spare_rows, sum(blocks.length))
         self._plain = None
         if not cap:
             return [0] * len(members)
-        seconds = np.zeros(0)
-        if self.throughput is not None:
-            context, drafted = sum(text.length for text in members), sum(each.model for each in slots)
-            seconds = self.throughput.seconds(step.rows, cap, context, drafted)
-            self._plain = float(seconds[0])
-        return self.policy.select(
-            Choice(
-                blocks.length,
-                blocks.chances,
-                self.survival.lagged(members, blocks),
-                blocks.guarded,
-                step.sampling,
-                cap,
-                seconds,
-                load,
-            )
-        )
+        context, drafted = sum(text.length for text in members), sum(each.model for each in slots)
+        cost = (step.rows, cap, float(context), drafted)
+        if blocks.many is None:
+            seconds = [] if self.throughput is None else self.throughput.few_seconds(*cost)
+            self._plain = seconds[0] if seconds else None
+            lagged = self.survival.lagged(members, blocks)
+            known = (blocks.length, blocks.chances, blocks.alive, lagged, blocks.guarded)
+            return self.policy.select_few(FewChoice(*known, step.sampling, cap, seconds, load))
+        times = np.zeros(0) if self.throughput is None else self.throughput.seconds(*cost)
+        self._plain = float(times[0]) if len(times) else None
+        length, guarded = np.array(blocks.length, dtype=np.int64), np.array(blocks.guarded)
+        many = (length, blocks.many[0], self.survival.many_lagged(members, blocks), guarded)
+        return self.policy.select(Choice(*many, step.sampling, cap, times, load))
 
     # ---- how much is drafted
 
@@ -183,7 +179,7 @@ class Speculation:
     ) -> None:
         """From the blocks that waited: what looking up was worth, what became of the drafts."""
         looked_up = sum(
-            length for length, model in zip(blocks.length.tolist(), blocks.modelled, strict=True) if not model
+            length for length, model in zip(blocks.length, blocks.modelled, strict=True) if not model
         )
         if self.throughput is not None and self._plain and looked_up:
             sampling = sum(item.sample for item in batch.items)
@@ -197,8 +193,7 @@ class Speculation:
         """As it was foreseen when the step was latched: nothing has been learnt from it yet."""
         expected = [0.0] * len(batch.items)
         if blocks.regimes:
-            alive = blocks.alive.tolist()
-            expected = [sum(row[: item.verify]) for row, item in zip(alive, batch.items, strict=True)]
+            expected = [sum(row[: item.verify]) for row, item in zip(blocks.alive, batch.items, strict=True)]
         tokens = sum(item.sample for item in batch.items) + sum(expected)
         seconds = 0.0
         if self.throughput is not None:

@@ -8,18 +8,18 @@ far as one block tells little about the next.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.params import SamplingParams
 from engine.sequence import Sequence as Text
+from scheduler import few
 from scheduler.calibration import Acceptance, Calibration, Regime, sigmoid
-from scheduler.policy import Ints
 from scheduler.ranking import Floats, survivals, table
 from scheduler.running_calibration import RunningCalibration
 
@@ -39,37 +39,34 @@ def regime(params: SamplingParams) -> Regime:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of R sequences that wait for verification, of up to L tokens; a sequence may have none.
+    """The blocks of R sequences that wait for verification; a sequence may have none.
 
-    R is 0 if none of them has any.
-
-    length [R], chances [R, L] conditional and 0 past a block's end, alive [R, L] the survivals, guarded [R]
-    (see `scheduler.policy`), modelled [R]: drafted by a model, not looked up.
+    length [R]; chances [R][L], conditional and 0 past a block's end, and their survivals `alive`; guarded [R]
+    (see `scheduler.policy`); modelled [R]: drafted by a model, not looked up. R is 0 if there are no blocks.
+    Plain numbers, since blocks are short and most steps have few of them; `many` are chances and survivals
+    as arrays [R, L], where there are many.
     """
 
-    regimes: tuple[Regime, ...]
-    length: Ints
-    chances: Floats
-    alive: Floats
-    guarded: npt.NDArray[np.bool_]
-    modelled: list[bool]
-
-
-_NOTHING = Blocks((), np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, bool), [])
+    regimes: tuple[Regime, ...] = ()
+    length: list[int] = field(default_factory=list)
+    chances: list[list[float]] = field(default_factory=list)
+    alive: list[list[float]] = field(default_factory=list)
+    guarded: list[bool] = field(default_factory=list)
+    modelled: list[bool] = field(default_factory=list)
+    many: tuple[Floats, Floats] | None = None
 
 
 class Survival:
     """Knows calibration tables and remembers what was accepted. `gamma`: the most that is drafted.
 
-    With `online` the running calibration is not only watched but corrects. What is kept of a text are plain
-    numbers: blocks are short, and most steps have few of them.
+    With `online` the running calibration is not only watched but corrects.
     """
 
     def __init__(self, gamma: int, calibrations: Mapping[Regime, Calibration], online: bool = False) -> None:
         self.gamma, self.calibrations, self._online = gamma, dict(calibrations), online
         most = max(_MOST, gamma)
-        self._heat = {name: np.ones(most) for name in REGIMES}
-        self._shift = {name: np.zeros(most) for name in REGIMES}
+        self._heat = {name: [1.0] * most for name in REGIMES}
+        self._shift = {name: [0.0] * most for name in REGIMES}
         for name, fitted in calibrations.items():
             self._heat[name][: len(fitted.temperatures)] = fitted.temperatures
             self._shift[name][: len(fitted.shifts)] = fitted.shifts
@@ -87,61 +84,78 @@ class Survival:
         """What waits; a sequence that prefills has nothing to verify."""
         drafts = [text.draft if text.pending == 1 else None for text in texts]
         if not any(drafts):
-            return _NOTHING
+            return Blocks()
         regimes = tuple(regime(text.state.params) for text in texts)
         rows: list[Sequence[float]] = []
-        drawn, modelled, confident = [], [], []
+        guarded, modelled, confident = [], [], []
         for block, name in zip(drafts, regimes, strict=True):
-            drawn.append(block is not None and block.q is not None and name == "rejection")
+            guarded.append(block is not None and block.q is not None and name == "rejection")
             modelled.append(block is not None and block.chances is None)
+            confident.append(block is not None and block.chances is None and block.confidence is not None)
             if block is None:
                 rows.append(())
-            elif block.chances is not None:
-                rows.append(block.chances)
-            elif block.confidence is None:
-                rows.append(self._acceptance[name].chances(len(block)))
             else:
-                confident.append(len(rows))
-                rows.append(block.confidence)
-        chances, length = table(rows), np.array([len(row) for row in rows], dtype=np.int64)
-        if len(confident) == len(rows):
-            chances = self._calibrated(chances, regimes)
-        elif confident:
-            chances[confident] = self._calibrated(chances[confident], [regimes[row] for row in confident])
-        if any(len(row) != len(rows[0]) for row in rows):
-            chances[np.arange(chances.shape[1]) >= length[:, None]] = 0.0
-        chances = np.fmax(chances, 0.0)  # a confidence that is no number promises nothing
-        return Blocks(regimes, length, chances, survivals(chances), np.array(drawn), modelled)
+                rows.append(block.chances or block.confidence or self._acceptance[name].chances(len(block)))
+        length = [len(row) for row in rows]
+        widest = max(length)
+        if widest * len(rows) > few.FEW:
+            chances = self._many_chances(rows, regimes, confident)
+            alive = survivals(chances)
+            return Blocks(
+                *(regimes, length, chances.tolist(), alive.tolist(), guarded, modelled), (chances, alive)
+            )
+        plain = [
+            [*(self._calibrated(row, name) if sure else map(_sane, row)), *[0.0] * (widest - len(row))]
+            for row, name, sure in zip(rows, regimes, confident, strict=True)
+        ]
+        return Blocks(regimes, length, plain, few.survivals(plain), guarded, modelled)
 
-    def _calibrated(self, logits: Floats, regimes: Sequence[Regime]) -> Floats:
-        size = logits.shape[1]
-        scaled = logits / self._of(self._heat, regimes, size) + self._of(self._shift, regimes, size)
-        if self._online:
-            running = {name: running.shift for name, running in self.running.items()}
-            scaled += self._of(running, regimes, size)
-        return sigmoid(scaled)
+    def _calibrated(self, logits: Sequence[float], name: Regime) -> list[float]:
+        out, running = [], self.running[name].shift if self._online else None
+        for place, (logit, heat, shift) in enumerate(
+            zip(logits, self._heat[name], self._shift[name], strict=False)
+        ):
+            scaled = logit / heat + shift + (running[place] if running is not None else 0.0)
+            out.append(_sane(0.5 * (1.0 + math.tanh(0.5 * scaled))))
+        return out
 
-    @staticmethod
-    def _of(rows: Mapping[Regime, Floats], regimes: Sequence[Regime], size: int) -> Floats:
-        """What broadcasts to [R, size]: each regime's own row."""
-        first = regimes[0]
-        if all(name == first for name in regimes):  # stacking takes as long as all the arithmetic
-            return rows[first][:size]
-        return np.stack([rows[name][:size] for name in regimes])
+    def _many_chances(
+        self, rows: Sequence[Sequence[float]], regimes: Sequence[Regime], confident: Sequence[bool]
+    ) -> Floats:
+        """The same with arrays."""
+        chances, sure = table(rows), np.array(confident)
+        size = chances.shape[1]
+        if sure.any():
+            names = [name for name, each in zip(regimes, confident, strict=True) if each]
+            scaled = chances[sure] / np.array([self._heat[name][:size] for name in names])
+            scaled += np.array([self._shift[name][:size] for name in names])
+            if self._online:
+                scaled += np.array([self.running[name].shift[:size] for name in names])
+            chances[sure] = sigmoid(scaled)
+        chances[np.arange(size) >= np.array([len(row) for row in rows])[:, None]] = 0.0
+        return np.fmax(chances, 0.0)
 
-    def lagged(self, texts: Sequence[Text], blocks: Blocks) -> Floats:
-        """[R, L] survivals of each sequence's block before, as far as the waiting one reaches.
+    def lagged(self, texts: Sequence[Text], blocks: Blocks) -> list[list[float]]:
+        """[R][L] survivals of each sequence's block before, as far as the waiting one reaches.
 
         Of a block that nothing can bias its own: they may be looked at.
         """
-        guarded = np.flatnonzero(blocks.guarded).tolist()
-        if not guarded:
-            return blocks.alive
-        out = blocks.alive.copy()
-        for row in guarded:
-            before = self._before(texts[row], blocks.regimes[row])[: blocks.length[row]]
-            out[row] = 0.0
-            out[row, : len(before)] = before
+        out = list(blocks.alive)
+        for row, held in enumerate(blocks.guarded):
+            if held:
+                before = self._before(texts[row], blocks.regimes[row])[: blocks.length[row]]
+                out[row] = [*before, *[0.0] * (len(out[row]) - len(before))]
+        return out
+
+    def many_lagged(self, texts: Sequence[Text], blocks: Blocks) -> Floats:
+        """The same of many blocks, as an array [R, L]."""
+        assert blocks.many is not None
+        out = blocks.many[1].copy()
+        for row, held in enumerate(blocks.guarded):
+            if held:
+                before = self._before(texts[row], blocks.regimes[row])[: blocks.length[row]]
+                out[row] = 0.0
+                out[row, : len(before)] = before
         return out
 
     def expected(self, texts: Sequence[Text]) -> list[list[float]]:
@@ -159,11 +173,10 @@ class Survival:
         self, blocks: Blocks, texts: Sequence[Text], decided: Sequence[int], accepted: Sequence[int]
     ) -> None:
         """A step is over: of each waiting block [R] so many drafts were decided on and accepted."""
-        chances, length = blocks.chances.tolist(), blocks.length.tolist()
         for row, (text, drawn) in enumerate(zip(texts, blocks.modelled, strict=True)):
             if not drawn:
                 continue
-            name, own = blocks.regimes[row], chances[row][: length[row]]
+            name, own = blocks.regimes[row], blocks.chances[row][: blocks.length[row]]
             self.running[name].observe(own, decided[row], accepted[row])
             self._remember(text, name, own)
             if text.draft is not None and text.draft.confidence is None:
@@ -180,6 +193,10 @@ class Survival:
         # Where it was not drafted: as the others' go on.
         text.chances, text.survivals = chances, _survivals([*expected, *mean[len(chances) :]])
         text.drafted_round = text.round
+
+
+def _sane(chance: float) -> float:
+    return chance if chance > 0.0 else 0.0  # a confidence that is no number promises nothing
 
 
 def _survivals(chances: Sequence[float]) -> list[float]:

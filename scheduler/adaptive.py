@@ -12,11 +12,11 @@ import numpy as np
 
 from scheduler import few
 from scheduler.lookahead import best_count, filled, look_ahead
-from scheduler.policy import Choice
+from scheduler.policy import Choice, FewChoice, VerifyPolicy
 from scheduler.ranking import Ranking, gains, rank, survivals
 
 
-class _Adaptive:
+class _Adaptive(VerifyPolicy):
     """Drafts as much as pays."""
 
     def slots(self) -> None:
@@ -28,11 +28,10 @@ class LookAhead(_Adaptive):
 
     name = "lookahead"
 
-    def select(self, choice: Choice) -> list[int]:
-        return few.select(choice) if choice.chances.size <= few.FEW else self.search(choice)
+    def select_few(self, choice: FewChoice) -> list[int]:
+        return few.select(choice)
 
-    def search(self, choice: Choice) -> list[int]:
-        """For any number of candidates."""
+    def select(self, choice: Choice) -> list[int]:
         ranking, guarded, seconds = _ranked(choice), choice.guarded, choice.seconds
         start, count = float(choice.sequences), len(choice.length)
         if not guarded.any():

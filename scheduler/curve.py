@@ -72,11 +72,31 @@ class Curve:
         """Seconds at a single size."""
         return self._one(self.seconds, size)
 
+    def several(self, first: int, count: int) -> list[float]:
+        """Seconds at so many sizes, from the first on, one apart."""
+        sizes, known, last = self.sizes, self.seconds, len(self.sizes) - 1
+        right, out = min(bisect_left(sizes, first), last), []
+        for size in range(first, first + count):
+            while right < last and sizes[right] < size:
+                right += 1
+            if size > sizes[right]:
+                out.append(self._one(known, size))
+            elif right == 0 or self.staircase:
+                out.append(known[right])
+            else:
+                share = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+                out.append(known[right] * share + known[right - 1] * (1.0 - share))
+        return out
+
     def _one(self, known: Sequence[float], size: float) -> float:
         beyond = size - self.sizes[-1]
         if beyond > 0.0:
             return known[-1] + self._slope(known) * beyond
-        return sum(known[point] * share for point, share in self._around(size))
+        around = self._around(size)
+        if len(around) == 1:
+            return known[around[0][0]]
+        (right, share), (left, rest) = around
+        return known[right] * share + known[left] * rest
 
     def _slope(self, known: Sequence[float]) -> float:
         """Past the last point."""

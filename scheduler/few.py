@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.policy import Choice
+from scheduler.policy import FewChoice
 
 #: candidates up to which this is the faster way
 FEW = 32
@@ -90,17 +90,16 @@ def _gains(start: float, survival: Sequence[float]) -> list[float]:
     return out
 
 
-def select(choice: Choice) -> list[int]:
+def select(choice: FewChoice) -> list[int]:
     """Verify lengths by look-ahead; see `scheduler.adaptive.LookAhead`."""
-    ranking, seconds = rank(survivals(choice.chances.tolist())), choice.seconds.tolist()
-    guarded: list[bool] = choice.guarded.tolist()
+    ranking, seconds, guarded = rank(choice.alive), choice.seconds, choice.guarded
     start, count, cap = float(choice.sequences), len(guarded), choice.row_cap
     if not any(guarded):
         return lengths(ranking[: best_count(ranking[:cap], start, seconds)], count)
     free = [each for each in ranking if not guarded[each[1]]]
-    size = min(sum(choice.length.tolist()), cap)
+    size = min(sum(choice.length), cap)
     expected = [survival for survival, _ in free]
-    for row, held in zip(choice.lagged.tolist(), guarded, strict=True):
+    for row, held in zip(choice.lagged, guarded, strict=True):
         if held:
             expected += row
     expected.sort(reverse=True)

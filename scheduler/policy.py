@@ -71,6 +71,33 @@ class Choice:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FewChoice:
+    """The same in plain numbers, for at most `scheduler.few.FEW` candidates; `alive` are the survivals."""
+
+    length: list[int]
+    chances: list[list[float]]
+    alive: list[list[float]]
+    lagged: list[list[float]]
+    guarded: list[bool]
+    sequences: int
+    row_cap: int
+    seconds: list[float]
+    load: float = 0.0
+
+    def arrays(self) -> Choice:
+        return Choice(
+            np.array(self.length, dtype=np.int64),
+            table(self.chances),
+            table(self.lagged),
+            np.array(self.guarded, dtype=bool),
+            self.sequences,
+            self.row_cap,
+            np.array(self.seconds),
+            self.load,
+        )
+
+
 class VerifyPolicy(Protocol):
     """Chooses verification lengths from numbers alone."""
 
@@ -82,8 +109,12 @@ class VerifyPolicy(Protocol):
     def select(self, choice: Choice) -> list[int]:
         """How many drafts of each block to verify, in order; at most `row_cap` in all."""
 
+    def select_few(self, choice: FewChoice) -> list[int]:
+        """The same decision."""
+        return self.select(choice.arrays())
 
-class Fixed:
+
+class Fixed(VerifyPolicy):
     """Verify the first k drafts of every block, whatever the load.
 
     When the row cap binds, positions are filled one after another across the blocks, in order, which looks

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 _BINS = 15
 _MEMORY = 20_000  # drafts after which one counts a third
 _RATE = 0.001  # of a draft in the correction, in logits
@@ -22,7 +20,7 @@ class RunningCalibration:
     """Of one regime; `shift` [positions] are to be added to logits where they are corrected."""
 
     def __init__(self, positions: int) -> None:
-        self.shift = np.zeros(positions)
+        self.shift = [0.0] * positions
         # By predicted chance. Plain numbers: a step decides on a few drafts, block by block.
         self._miss, self._count = [0.0] * _BINS, [0.0] * _BINS
         self._weight = 1.0  # of a draft now; what is older counts less than what weighs more

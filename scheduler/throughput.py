@@ -47,6 +47,11 @@ class Throughput:
         """
         return self._verify(rows, most_drafts, context_tokens) + self._draft(slots)
 
+    def few_seconds(self, rows: int, most_drafts: int, context_tokens: float, slots: int) -> list[float]:
+        """The same in plain numbers."""
+        besides = self._draft(slots)
+        return [seconds + besides for seconds in self._few(rows, most_drafts, context_tokens)]
+
     def step(self, rows: int, drafts: int, context_tokens: float, slots: int) -> float:
         """Seconds of one step: as many rows, drafts among them, and as many tokens drafted afterwards."""
         own = self.verify.one(rows) + self._context_seconds(context_tokens) + self.overhead
@@ -57,6 +62,12 @@ class Throughput:
         seconds = self._verify(rows, most_drafts, context_tokens)
         seconds[1:] += self.draft.at(np.arange(1.0, most_drafts + 1.0))
         return seconds
+
+    def few_planned(self, rows: int, most_drafts: int, context_tokens: float) -> list[float]:
+        """The same in plain numbers."""
+        drafts = [0.0, *self.draft.several(1, most_drafts)]
+        verify = self._few(rows, most_drafts, context_tokens)
+        return [one + other for one, other in zip(verify, drafts, strict=True)]
 
     def observe(self, rows: int, context_tokens: float, forward_seconds: float) -> None:
         """A live step's forward pass."""
@@ -97,6 +108,11 @@ class Throughput:
         seconds = np.maximum(curve + self._context_seconds(context_tokens) + self.overhead, 1e-9)
         seconds[1:] += self.for_drafts
         return seconds
+
+    def _few(self, rows: int, most_drafts: int, context_tokens: float) -> list[float]:
+        besides = self._context_seconds(context_tokens) + self.overhead
+        plain, *others = [max(cost + besides, 1e-9) for cost in self.verify.several(rows, most_drafts + 1)]
+        return [plain, *[cost + self.for_drafts for cost in others]]
 
     def _draft(self, slots: int) -> float:
         return self.draft.one(slots) if slots else 0.0

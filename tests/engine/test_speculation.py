@@ -14,7 +14,7 @@ from engine.draft_plan import DraftPlan
 from engine.lookup_plan import LookupPlan
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
-from engine.speculation import Speculation
+from engine.speculation import Slots, Speculation, Step
 from engine.survival import Likeness, Survival, regime
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
 from scheduler.calibration import Calibration
@@ -177,7 +177,7 @@ def test_what_brings_nothing_is_looked_up_now_and_then(verify, share):
     run(drafter, Punctual(LookAhead(), 0, throughput, lookup=2), seen=seen, temperature=0.0)
     steps = len(seen)
     assert any(lengths(seen)) == (verify is CHEAP)
-    assert drafter.asked == pytest.approx(share * steps, abs=1)  # it takes some steps to see
+    assert drafter.asked == pytest.approx(share * steps, abs=2)  # it takes some steps to see
 
 
 def test_a_cap_ends_a_block_and_lets_others_have_more():
@@ -365,3 +365,39 @@ def test_lookups_that_are_not_worth_it_rest_for_longer_and_longer_and_come_back_
     assert len(tried) < 25
     plan.observe(2.0)
     assert all(plan.wanted() for _ in range(100))
+
+
+def test_chances_and_decisions_are_the_same_whether_blocks_are_few_or_many(monkeypatch):
+    """What waits in plain numbers and in arrays: as calibrated, looked up, counted, and no number at all."""
+    tables = {"rejection": Calibration("rejection", (0.5, 2.0), (0.1, -0.2))}
+    law = torch.full((3, 64), 1 / 64)
+    blocks = [
+        DraftBlock((1, 2, 3), q=law, confidence=(0.5, math.nan, 1.0)),
+        None,
+        DraftBlock((1, 2), chances=(0.9, 0.7)),
+        DraftBlock((1, 2, 3)),
+        DraftBlock((1,), confidence=(2.0,)),
+    ]
+    engine = Engine(tiny(), None, "off")
+    texts = [engine.add(str(n), [3, 4], max_tokens=9, seed=n % 2 or None).sequences[0] for n in range(5)]
+    for text, block in zip(texts, blocks, strict=True):
+        text.computed, text.draft = 1, block
+    found = []
+    for few_candidates in (32, 0):
+        monkeypatch.setattr("scheduler.few.FEW", few_candidates)
+        throughput = Throughput(Curve(CHEAP), Curve(DRAFT))
+        speculation = Speculation(LookAhead(), 4, throughput, tables, online_calibration=True)
+        speculation.survival.running["rejection"].shift[:2] = [0.3, 0.1]
+        waiting = speculation.survival.blocks(texts)
+        assert (waiting.many is None) == bool(few_candidates)
+        lengths = speculation.lengths(texts, Step(5, 5, 100), [Slots()] * 5, 0.1)
+        plan = speculation.slots(texts, [None, 0, 2, None, None], 100)
+        found.append((waiting, lengths, plan))
+    (few_blocks, *decided), (many_blocks, *wanted) = found
+    assert decided == wanted
+    assert sum(decided[0]) > 3
+    assert few_blocks.length == many_blocks.length == [3, 0, 2, 3, 1]
+    assert (few_blocks.guarded, few_blocks.modelled) == (many_blocks.guarded, many_blocks.modelled)
+    for name in ("chances", "alive"):
+        for row, other in zip(getattr(few_blocks, name), getattr(many_blocks, name), strict=True):
+            assert row == pytest.approx(other, rel=1e-12), name

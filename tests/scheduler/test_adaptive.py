@@ -12,20 +12,27 @@ from hypothesis import strategies as st
 from scheduler import few
 from scheduler.adaptive import Algorithm1, Lagged, LookAhead, Threshold
 from scheduler.lookahead import best_count, look_ahead
-from scheduler.policy import Choice, Drafted, Fixed
+from scheduler.policy import Choice, Drafted, FewChoice, Fixed
 from scheduler.ranking import gains, rank, survivals, table
 from tests.scheduler.joint import GAMMA, Toy, error
 
 
-class Searched(LookAhead):
-    """As it decides on many candidates, however few there are."""
+class Few(LookAhead):
+    """As it decides on few candidates."""
 
     def select(self, choice: Choice) -> list[int]:
-        return self.search(choice)
+        return self.select_few(in_few(choice))
+
+
+def in_few(choice: Choice) -> FewChoice:
+    alive = few.survivals(choice.chances.tolist())
+    rows = (choice.chances.tolist(), alive, choice.lagged.tolist(), choice.guarded.tolist())
+    numbers = (choice.sequences, choice.row_cap, choice.seconds.tolist(), choice.load)
+    return FewChoice(choice.length.tolist(), *rows, *numbers)
 
 
 LEGAL = [
-    LookAhead(), Searched(), Algorithm1(), Lagged(), Fixed(1), Fixed(2),
+    LookAhead(), Few(), Algorithm1(), Lagged(), Fixed(1), Fixed(2),
     Threshold(), Threshold(base=0.2, sensitivity=0.9), Threshold(least=1, most=1),
 ]  # fmt: skip
 #: steps a second at R, R + 1, ...: curves and staircases on which policies were caught looking
@@ -263,4 +270,4 @@ def test_few_candidates_are_decided_on_as_many_are(data):
     costs = data.draw(st.lists(st.sampled_from((0.0, 0.1, 0.5, 2.0)), min_size=cap, max_size=cap))
     seconds = np.cumsum([1.0, *costs])
     step = Choice.of(blocks, data.draw(st.integers(1, 8)), cap, seconds)
-    assert few.select(step) == LookAhead().search(step)
+    assert LookAhead().select_few(in_few(step)) == LookAhead().select(step)

@@ -44,5 +44,5 @@ def test_the_correction_goes_where_chances_are_true():
     running, logit, rng = RunningCalibration(2), 1.5, np.random.default_rng(0)
     for _ in range(24_000):
         accepted = int((rng.random(2) < (0.6, 0.9)).cumprod().sum())
-        running.observe(sigmoid(logit + running.shift).tolist(), min(accepted + 1, 2), accepted)
-    assert sigmoid(logit + running.shift).tolist() == pytest.approx([0.6, 0.9], abs=0.03)
+        running.observe(sigmoid(logit + np.array(running.shift)).tolist(), min(accepted + 1, 2), accepted)
+    assert sigmoid(logit + np.array(running.shift)).tolist() == pytest.approx([0.6, 0.9], abs=0.03)

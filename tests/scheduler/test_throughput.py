@@ -173,3 +173,18 @@ def test_a_profile_comes_back_from_a_file_and_must_reach_far_enough():
     again.check(16)
     with pytest.raises(ValueError, match="ends at 16 rows"):
         again.check(17)
+
+
+@pytest.mark.parametrize("staircase", [False, True])
+def test_a_few_sizes_cost_in_plain_numbers_what_they_do_in_arrays(staircase):
+    model = Throughput(
+        Curve([*POINTS, (32, 100.0)], staircase), Curve([(2, 2.0), (5, 3.0)]),
+        0.01, 100, 0.2, 0.3, 0.1,
+    )  # fmt: skip
+    for rows in range(1, 40):
+        wanted = model.seconds(rows, 9, 300, 3)
+        assert model.few_seconds(rows, 9, 300, 3) == pytest.approx(wanted.tolist(), rel=1e-12)
+        assert model.few_planned(rows, 9, 300) == pytest.approx(
+            model.planned(rows, 9, 300).tolist(), rel=1e-12
+        )
+        assert model.verify.one(rows) == pytest.approx(float(model.verify.at([rows])[0]), rel=1e-12)
