@@ -36,6 +36,7 @@ class Context:
 
     def __init__(self, blocks: DraftBlocks, page_size: int) -> None:
         self.blocks, self.page_size = blocks, page_size
+        self._steps: list[tuple[VerificationBatch, torch.Tensor, Sequence[Verdict]]] = []
         self._waiting: dict[int, _Rows] = {}
 
     def observe(self, batch: VerificationBatch, features: torch.Tensor, verdicts: Sequence[Verdict]) -> None:
@@ -43,27 +44,40 @@ class Context:
 
         What waits for sequences that are not in the batch is dropped: they have ended, or will start anew.
         """
-        known = features.numpy() if _as_array(features) else features
-        waiting: dict[int, _Rows] = {}
-        due: list[_Rows] = []
-        row = 0
+        # Most steps fill no page, and are looked at later: what is done once a step is done with cold caches.
+        self._steps.append((batch, features, verdicts))
+        size = self.page_size
         for item, verdict in zip(batch.items, verdicts, strict=True):
-            final = item.count - item.verify + verdict.accepted
-            rows = self._waiting.get(item.sequence)
-            if rows is None or rows.end != item.start:
-                rows = _Rows(item.start, item.start, item.pages)
-            rows.pieces.append((known, row, row + final))
-            rows.end, rows.pages = rows.end + final, item.pages
-            row += item.count
-            if rows.end // self.page_size > rows.start // self.page_size:
-                due.append(rows)
-            else:
-                waiting[item.sequence] = rows
-        self._waiting = waiting
+            if (item.start + item.count - item.verify + verdict.accepted) // size > item.start // size:
+                self._settle()
+                break
+
+    def _settle(self) -> None:
+        """Tell whose rows they are in the steps since the last time, and write what fills pages."""
+        due: list[_Rows] = []
+        for batch, features, verdicts in self._steps:
+            known = features.numpy() if _as_array(features) else features
+            waiting: dict[int, _Rows] = {}
+            row = 0
+            for item, verdict in zip(batch.items, verdicts, strict=True):
+                final = item.count - item.verify + verdict.accepted
+                rows = self._waiting.get(item.sequence)
+                if rows is None or rows.end != item.start:
+                    rows = _Rows(item.start, item.start, item.pages)
+                rows.pieces.append((known, row, row + final))
+                rows.end, rows.pages = rows.end + final, item.pages
+                row += item.count
+                if rows.end // self.page_size > rows.start // self.page_size:
+                    due.append(rows)
+                else:
+                    waiting[item.sequence] = rows
+            self._waiting = waiting
+        self._steps.clear()
         self._write(due)
 
     def complete(self, sequences: Iterable[int]) -> None:
         """Write what waits for these."""
+        self._settle()
         self._write([self._waiting.pop(each) for each in sequences if each in self._waiting])
 
     def _write(self, due: Sequence[_Rows]) -> None:

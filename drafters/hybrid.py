@@ -66,6 +66,8 @@ class HybridDrafter:
         self, batch: VerificationBatch, features: torch.Tensor | None, verdicts: Sequence[Verdict]
     ) -> None:
         self.model.observe(batch, features, verdicts)
+        if not any(item.verify for item in batch.items):
+            return
         self.lookup.observe(batch, features, verdicts)
         for item, verdict in zip(batch.items, verdicts, strict=True):
             record = self._records.get(item.sequence)

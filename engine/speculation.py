@@ -112,16 +112,18 @@ class Speculation:
             # Prompt lookup alone has no model; where neither is known, whatever drafts may have them all.
             by_model = self.gamma if self.gamma else 0 if self.lookup else most
             return [Slots(min(size, by_model), size) for size in sizes]
-        limits = [self.gamma if cap is None else min(self.gamma, cap) for cap in caps]
         lookup = self.lookup if self.lookups.wanted() else 0
-        free = [lookup if cap is None else min(lookup, cap) for cap in caps]
-        if self.throughput is None:
-            wanted = limits
-        elif not self.gamma or self.plan.rests(len(members)):
+        if self.throughput is not None and (not self.gamma or self.plan.rests(len(members))):
+            if not lookup:
+                return [Slots()] * len(members)
             wanted = [0] * len(members)
         else:
-            expected = self.survival.expected(members)
-            wanted = self.plan.slots(members, expected, self.throughput, limits, room)
+            limits = [self.gamma if cap is None else min(self.gamma, cap) for cap in caps]
+            wanted = limits
+            if self.throughput is not None:
+                expected = self.survival.expected(members)
+                wanted = self.plan.slots(members, expected, self.throughput, limits, room)
+        free = [lookup if cap is None else min(lookup, cap) for cap in caps]
         return [Slots(*each) for each in zip(wanted, free, strict=True)]
 
     def undrafted(self, batch: VerificationBatch, short: bool) -> Undrafted | None:

@@ -126,12 +126,13 @@ class Survival:
         chances, sure = table(rows), np.array(confident)
         size = chances.shape[1]
         if sure.any():
-            names = [name for name, each in zip(regimes, confident, strict=True) if each]
-            scaled = chances[sure] / np.array([self._heat[name][:size] for name in names])
-            scaled += np.array([self._shift[name][:size] for name in names])
+            of = np.array([REGIMES.index(name) for name in regimes])[sure]
+            heat, shift = (
+                np.array([each[name][:size] for name in REGIMES]) for each in (self._heat, self._shift)
+            )
             if self._online:
-                scaled += np.array([self.running[name].shift[:size] for name in names])
-            chances[sure] = sigmoid(scaled)
+                shift += np.array([self.running[name].shift[:size] for name in REGIMES])
+            chances[sure] = sigmoid(chances[sure] / heat[of] + shift[of])
         chances[np.arange(size) >= np.array([len(row) for row in rows])[:, None]] = 0.0
         return np.fmax(chances, 0.0)
 
