@@ -16,8 +16,9 @@ import numpy as np
 from scheduler.curve import Curve
 from scheduler.ranking import Floats
 
-_FADE = 0.1  # of a step's weight, by which what drafts cost is forgotten where there are none
-_DRAFTS_WEIGH = 4.0  # as much as a verification in their own curve
+_FADE = 0.01  # of a step's weight, by which what drafts cost is forgotten where there are none
+_RARE_WEIGH = 4.0  # as much as a plain one, a step that drafts, or that verifies drafts
+_DOUBT = 0.98  # of what is known of plain steps after one that was none
 _LEAST_DOUBT = 0.001  # seconds
 _MOST_RATIO = 2.0  # a step that took longer was held up by something else
 
@@ -39,6 +40,7 @@ class Throughput:
     for_drafts: float = 0.0
     per_token: float = 0.0
     weight: float = 0.05  # of a live step
+    _sure: float = 0.0  # how well it is known what plain steps take, 0 to 1
 
     def seconds(self, rows: int, most_drafts: int, context_tokens: float, slots: int) -> Floats:
         """[most_drafts + 1]: a step of `rows` rows and 0, 1, ... drafts, which drafts `slots` tokens.
@@ -79,7 +81,7 @@ class Throughput:
         """A live step's draft."""
         if slots:
             # Where drafts do not pay there are few; each must count, or a bad profile would last.
-            self.draft.refresh(slots, seconds, min(_DRAFTS_WEIGH * self.weight, 0.5))
+            self.draft.refresh(slots, seconds, self._rare)
 
     def observe_rest(self, drafts: int, emitted: int, accept_seconds: float, overhead: float) -> None:
         """What else a live step took, which verified so many drafts: deciding tokens, and the overhead.
@@ -96,12 +98,20 @@ class Throughput:
                 overhead += accept_seconds - emitted * self.per_token
         known = self.overhead + (self.for_drafts if drafts else 0.0)
         missed = min(max(overhead, 0.0) - known, max(known, _LEAST_DOUBT))
-        share = self.weight / (2.0 if drafts else 1.0)
-        self.overhead = max(0.0, self.overhead + share * missed)
-        if drafts:
-            self.for_drafts = max(0.0, self.for_drafts + share * missed)
+        if drafts:  # what is more in such a step is theirs, as far as it is known what others take
+            shared = 0.5 * (1.0 - self._sure) * self.weight
+            self.overhead = max(0.0, self.overhead + shared * missed)
+            self.for_drafts = max(0.0, self.for_drafts + (shared + self._sure * self._rare) * missed)
+            self._sure *= _DOUBT
         else:  # where drafts are not made for it, it is forgotten, or it could never be found wrong
+            self.overhead = max(0.0, self.overhead + self.weight * missed)
             self.for_drafts *= 1.0 - self.weight * _FADE
+            self._sure += self.weight * (1.0 - self._sure)
+
+    @property
+    def _rare(self) -> float:
+        """Weight of a step with something in it that may be in few."""
+        return min(_RARE_WEIGH * self.weight, 0.5)
 
     def _verify(self, rows: int, most_drafts: int, context_tokens: float) -> Floats:
         curve = self.verify.at(np.arange(rows, rows + most_drafts + 1, dtype=np.float64))
