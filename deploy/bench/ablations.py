@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "half the learning rate": {"learning_rate": 1.5e-3},
     "blocks of 1 to 7, as many more as they are shorter": {"least_slots": 1, "fill": True},
     "blocks of 3 to 7, as many more as they are shorter": {"least_slots": 3, "fill": True},
-    "4 texts with 8 blocks each": {"texts": 4, "anchors": 8},
+    "8 texts with 4 blocks each": {"texts": 8, "anchors": 4},
 }
 
 

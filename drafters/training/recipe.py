@@ -16,8 +16,9 @@ class Recipe:
 
     `family` and `head` say which drafter; a chain has one layer, and MTP-1 one slot, whatever stands here.
     `kv_heads` of a block drafter: more than the target's (None) carry more of a place's features to slots.
-    A step trains `anchors` blocks in each of `texts` texts, drawn from the first `most_texts` of a fixed
-    order (None: all), so that runs with the same limit see the same data. With `least_slots` each step's
+    A step trains `anchors` blocks in each of `texts` texts (few blocks of many texts teach more than many of
+    few: they are less alike), drawn from the first `most_texts` of a fixed order (None: all), so that runs
+    with the same limit see the same data. With `least_slots` each step's
     blocks have a random number of slots from there to `block_size`: cheaper, and a draft of fewer slots than
     gamma is no surprise to the model; with `fill` there are as many more of them as they are shorter, so that
     the first drafts, which matter most, see more of the texts at the same cost. `amp`: the layers'
@@ -37,8 +38,8 @@ class Recipe:
     mask_token_id: int = 16
     feature_layers: tuple[int, ...] = ()
     steps: int = 60_000
-    texts: int = 2
-    anchors: int = 16
+    texts: int = 8
+    anchors: int = 4
     least_slots: int | None = None
     fill: bool = False
     most_texts: int | None = None
