@@ -20,6 +20,9 @@ from engine.native.draft import Span
 #: cutting and joining rows takes arrays a fraction of the time that it takes tensors
 Features = torch.Tensor | npt.NDArray[np.float32]
 
+#: of a sequence in a step: (its key, position of its first row, rows, how many of them are final, pages)
+_Share = tuple[int, int, int, int, Tokens]
+
 
 @dataclass(slots=True)
 class _Rows:
@@ -36,7 +39,7 @@ class Context:
 
     def __init__(self, blocks: DraftBlocks, page_size: int) -> None:
         self.blocks, self.page_size = blocks, page_size
-        self._steps: list[tuple[VerificationBatch, torch.Tensor, Sequence[Verdict]]] = []
+        self._steps: list[tuple[torch.Tensor, list[_Share]]] = []
         self._waiting: dict[int, _Rows] = {}
 
     def observe(self, batch: VerificationBatch, features: torch.Tensor, verdicts: Sequence[Verdict]) -> None:
@@ -44,33 +47,36 @@ class Context:
 
         What waits for sequences that are not in the batch is dropped: they have ended, or will start anew.
         """
-        # Most steps fill no page, and are looked at later: what is done once a step is done with cold caches.
-        self._steps.append((batch, features, verdicts))
-        size = self.page_size
+        # Most steps fill no page, and are only noted: between two forward passes the caches are cold, and
+        # whatever is done for each costs several times what it does when it is done for all.
+        shares, size = [], self.page_size
+        full = len(self._steps) + 1 >= size
         for item, verdict in zip(batch.items, verdicts, strict=True):
-            if (item.start + item.count - item.verify + verdict.accepted) // size > item.start // size:
-                self._settle()
-                break
+            final = item.count - item.verify + verdict.accepted
+            shares.append((item.sequence, item.start, item.count, final, item.pages))
+            full = full or (item.start + final) // size > item.start // size
+        self._steps.append((features, shares))
+        if full:
+            self._settle()
 
     def _settle(self) -> None:
         """Tell whose rows they are in the steps since the last time, and write what fills pages."""
         due: list[_Rows] = []
-        for batch, features, verdicts in self._steps:
+        for features, shares in self._steps:
             known = features.numpy() if _as_array(features) else features
             waiting: dict[int, _Rows] = {}
             row = 0
-            for item, verdict in zip(batch.items, verdicts, strict=True):
-                final = item.count - item.verify + verdict.accepted
-                rows = self._waiting.get(item.sequence)
-                if rows is None or rows.end != item.start:
-                    rows = _Rows(item.start, item.start, item.pages)
+            for sequence, start, count, final, pages in shares:
+                rows = self._waiting.get(sequence)
+                if rows is None or rows.end != start:
+                    rows = _Rows(start, start, pages)
                 rows.pieces.append((known, row, row + final))
-                rows.end, rows.pages = rows.end + final, item.pages
-                row += item.count
+                rows.end, rows.pages = start + final, pages
+                row += count
                 if rows.end // self.page_size > rows.start // self.page_size:
                     due.append(rows)
                 else:
-                    waiting[item.sequence] = rows
+                    waiting[sequence] = rows
             self._waiting = waiting
         self._steps.clear()
         self._write(due)

@@ -101,7 +101,7 @@ class DraftPlan:
             candidates = few.rank(allowed)[:room]
             costs = throughput.few_planned(count, len(candidates), context)
             best = few.best_count(candidates, start, costs)
-            tokens = start + sum(survival for survival, _ in candidates[:best])
+            tokens = few.gains(start, [survival for survival, _ in candidates[:best]])[-1]
             return few.lengths(candidates[:best], count), tokens / start * costs[0] / costs[best], costs[0]
         ranking = rank(table(allowed))
         most = min(len(ranking), room)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _MARGIN = 0.03  # faster than without drafts: less is not worth the trouble
 _WEIGHT = 0.1  # of a step that had looked-up blocks
-#: between two tries while it is not worth it: as few at first, then twice as many each time
+#: between two tries while it is not worth it: as few at first, then twice as many after each that was in vain
 _REST_STEPS = 16, 128
 
 
@@ -17,24 +17,29 @@ class LookupPlan:
 
     def __init__(self) -> None:
         self._worth = 0.05
-        self._rest = self._left = 0  # steps of the present rest, and how many of them are to come
+        self._rest = _REST_STEPS[0]
+        self._left = self._rest  # steps until the next try
 
     def wanted(self) -> bool:
         """For the step that is being planned; asked once a step."""
         if self._worth >= _MARGIN:
-            self._rest = self._left = 0
             return True
         if self._left:
             self._left -= 1
             return False
-        shortest, longest = _REST_STEPS
-        first = not self._rest  # nothing was tried since it was found not to be worth it
-        self._rest = self._left = shortest if first else min(2 * self._rest, longest)
-        return not first
+        self._left = self._rest
+        return True
 
     def observe(self, gain: float) -> None:
         """A step with looked-up blocks took its time for so much more than plain steps bring in it.
 
-        Tokens as they were expected, seconds as they were: one step's tokens would tell too little.
+        Tokens as they were expected, seconds as they were: one step's tokens would tell too little. A try
+        that found nothing in the text is not told of, and says nothing.
         """
+        shortest, longest = _REST_STEPS
+        if self._worth >= _MARGIN or gain >= _MARGIN:
+            self._rest = shortest
+        else:
+            self._rest = min(2 * self._rest, longest)
+        self._left = self._rest
         self._worth += _WEIGHT * (max(gain, -1.0) - self._worth)

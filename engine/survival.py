@@ -98,7 +98,7 @@ class Survival:
                 rows.append(block.chances or block.confidence or self._acceptance[name].chances(len(block)))
         length = [len(row) for row in rows]
         widest = max(length)
-        if widest * len(rows) > few.FEW:
+        if sum(length) > few.FEW:
             chances = self._many_chances(rows, regimes, confident)
             alive = survivals(chances)
             return Blocks(
@@ -115,7 +115,7 @@ class Survival:
         for place, (logit, heat, shift) in enumerate(
             zip(logits, self._heat[name], self._shift[name], strict=False)
         ):
-            scaled = logit / heat + shift + (running[place] if running is not None else 0.0)
+            scaled = logit / heat + (shift if running is None else shift + running[place])
             out.append(_sane(0.5 * (1.0 + math.tanh(0.5 * scaled))))
         return out
 

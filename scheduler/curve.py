@@ -14,7 +14,7 @@ from scheduler.ranking import Floats
 _SPREAD = 0.4  # of what a live step tells about its size, that holds for all sizes
 _RETURN = 0.1  # of a step's weight, by which what is known of other sizes goes back to the profile
 _NOISE = 1.15  # a point this far above its neighbours' line may be noise
-_MOST_RATIO = 2.0  # a step that took longer was held up by something else
+MOST_RATIO = 2.0  # a step that took longer was held up by something else
 
 
 class Curve:
@@ -114,7 +114,7 @@ class Curve:
         expected = self._one(self._seen(), size)
         if expected <= 0.0:
             return 1.0
-        ratio = min(max(seconds / expected, 1.0 / _MOST_RATIO), _MOST_RATIO)
+        ratio = min(max(seconds / expected, 1.0 / MOST_RATIO), MOST_RATIO)
         step = 1.0 + weight * _SPREAD * (ratio - 1.0)
         self._common *= step
         rest, back = weight * (ratio / step - 1.0), weight * _RETURN

@@ -63,7 +63,7 @@ def look_ahead(
     current: Sequence[float], forecast: Sequence[float], start: float, seconds: Sequence[float]
 ) -> int:
     """See `scheduler.lookahead.look_ahead`; both rows have the same length."""
-    tau, ahead = _gains(start, current), _gains(0.0, forecast)
+    tau, ahead = gains(start, current), gains(0.0, forecast)
     rate = [tokens / time for tokens, time in zip(tau, seconds, strict=False)]
     count, k = len(current), 0
     alive = sum(survival > 0.0 for survival in current)
@@ -82,7 +82,8 @@ def look_ahead(
     return alive
 
 
-def _gains(start: float, survival: Sequence[float]) -> list[float]:
+def gains(start: float, survival: Sequence[float]) -> list[float]:
+    """See `scheduler.ranking.gains`."""
     out, gained = [start], 0.0
     for each in survival:
         gained += each
@@ -110,7 +111,7 @@ def select(choice: FewChoice) -> list[int]:
         return out
     held_rows = [survival for survival, block in admitted if guarded[block]]
     room = free[: cap - len(held_rows)]
-    start += _gains(0.0, held_rows)[-1]
+    start += gains(0.0, held_rows)[-1]
     again = lengths(room[: best_count(room, start, seconds[len(held_rows) :])], count)
     return [length if held else new for length, held, new in zip(out, guarded, again, strict=True)]
 

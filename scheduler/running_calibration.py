@@ -33,9 +33,9 @@ class RunningCalibration:
         for place, chance in enumerate(chances[:decided]):
             miss = (place < accepted) - chance
             self.shift[place] += _RATE * miss
-            bin = min(int(chance * _BINS), _BINS - 1)
-            self._miss[bin] -= self._weight * miss
-            self._count[bin] += self._weight
+            which = min(int(chance * _BINS), _BINS - 1)
+            self._miss[which] -= self._weight * miss
+            self._count[which] += self._weight
         if self._weight > _HEAVY:
             self._miss = [each / self._weight for each in self._miss]
             self._count = [each / self._weight for each in self._count]

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.curve import Curve
+from scheduler.curve import MOST_RATIO, Curve
 from scheduler.ranking import Floats
 
 _FADE = 0.01  # of a step's weight, by which what drafts cost is forgotten where there are none
 _RARE_WEIGH = 4.0  # as much as a plain one, a step that drafts, or that verifies drafts
 _DOUBT = 0.98  # of what is known of plain steps after one that was none
 _LEAST_DOUBT = 0.001  # seconds
-_MOST_RATIO = 2.0  # a step that took longer was held up by something else
 
 
 @dataclass
@@ -93,15 +92,16 @@ class Throughput:
             if not self.per_token:
                 self.per_token = each
             elif not drafts:  # plain tokens tell; what took more than twice as long was held up
-                self.per_token += self.weight * (min(each, _MOST_RATIO * self.per_token) - self.per_token)
+                self.per_token += self.weight * (min(each, MOST_RATIO * self.per_token) - self.per_token)
             if drafts:
                 overhead += accept_seconds - emitted * self.per_token
         known = self.overhead + (self.for_drafts if drafts else 0.0)
         missed = min(max(overhead, 0.0) - known, max(known, _LEAST_DOUBT))
         if drafts:  # what is more in such a step is theirs, as far as it is known what others take
-            shared = 0.5 * (1.0 - self._sure) * self.weight
-            self.overhead = max(0.0, self.overhead + shared * missed)
-            self.for_drafts = max(0.0, self.for_drafts + (shared + self._sure * self._rare) * missed)
+            shared = 0.5 * (1.0 - self._sure) * self.weight * missed
+            theirs = self._sure * self._rare * min(missed, max(self.for_drafts, _LEAST_DOUBT))
+            self.overhead = max(0.0, self.overhead + shared)
+            self.for_drafts = max(0.0, self.for_drafts + shared + theirs)
             self._sure *= _DOUBT
         else:  # where drafts are not made for it, it is forgotten, or it could never be found wrong
             self.overhead = max(0.0, self.overhead + self.weight * missed)

@@ -40,19 +40,24 @@ class Batch:
         return self.previous[:, 0]
 
 
-#: anchors of a text lie in a stretch of so many positions each: what they see of the text overlaps
-STRETCH = 16
+_STRETCH = 16  # positions for each anchor of a text, where anchors lie near each other
 
 
-def draw_anchors(prompt: int, length: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def draw_anchors(
+    prompt: int, length: int, count: int, rng: np.random.Generator, together: bool = False
+) -> npt.NDArray[np.int64]:
     """Up to `count` distinct positions whose own and next token belong to the answer, sorted.
 
-    All within a stretch of `STRETCH` times as many.
+    `together`: in one stretch of the answer, anywhere in it, so that what they see overlaps.
     """
     candidates = np.arange(prompt, length - 1)
-    if len(candidates) > count * STRETCH:
-        first = int(rng.integers(len(candidates) - count * STRETCH + 1))
-        candidates = candidates[first : first + count * STRETCH]
+    size = count * _STRETCH
+    if together and len(candidates) > size:
+        # Around a place that may be any, or the answer's beginning and end would hardly ever be drawn.
+        place = int(rng.integers(len(candidates)))
+        first = min(max(place - int(rng.integers(size)), 0), len(candidates) - size)
+        others = np.delete(candidates[first : first + size], place - first)
+        return np.sort(np.append(rng.choice(others, count - 1, replace=False), candidates[place]))
     if len(candidates) > count:
         candidates = rng.choice(candidates, count, replace=False)
     return np.sort(candidates)
@@ -71,8 +76,9 @@ def make_batch(
 ) -> Batch:
     """`anchors` blocks in each text. Slot j of the block at anchor a predicts the token at a + j + 1.
 
-    `last_hidden`: the features are what the target's head sees, not the layers' outputs. With a `window` a
-    text is cut to what its blocks see: only distances between positions matter to the model.
+    `last_hidden`: the features are what the target's head sees, not the layers' outputs. With a `window` the
+    blocks of a text lie together, and it is cut to what they see: only distances between positions matter to
+    the model.
     """
     ids: list[torch.Tensor] = []
     spans: list[tuple[int, int]] = []
@@ -80,9 +86,9 @@ def make_batch(
     base = 0
     for index in texts.tolist():
         whole = corpus.text(index)
-        drawn = draw_anchors(int(corpus.prompts[index]), len(whole), anchors, rng)
+        drawn = draw_anchors(int(corpus.prompts[index]), len(whole), anchors, rng, bool(window))
         span = (0, len(whole))
-        if window is not None:
+        if window:
             span = max(0, int(drawn[0]) - window), min(len(whole), int(drawn[-1]) + slots + 1)
         spans.append(span)
         text = torch.from_numpy(whole[slice(*span)].astype(np.int64))

@@ -39,7 +39,7 @@ def step(context: Context, rows: list[tuple[int, int, int, int, int]]) -> dict[t
     items, verdicts, features, final = [], [], [], {}
     for sequence, start, known, verify, accepted in rows:
         state = SamplingState(SamplingParams(), 8, frozenset())
-        pages = np.arange(8, dtype=np.int32) + 8 * sequence
+        pages = np.arange(8, dtype=np.int32) + 8 * (sequence % 8)
         count = known + verify
         items.append(
             BatchItem(sequence, np.zeros(99, np.int32), start, count, pages, True, state, 9, 0, None, verify)
@@ -108,3 +108,23 @@ def test_what_waits_for_a_sequence_that_is_gone_or_starts_anew_is_not_written():
     step(context, [(0, 2, 1, 0, 0), (1, 0, 1, 0, 0)])  # 0 was away, 1 was preempted
     context.complete([0, 1])
     assert set(written.at.values()) == {2.0, 100.0}
+
+
+def test_pages_that_went_to_another_sequence_get_only_its_rows():
+    written = Written()
+    context = Context(written, PAGE)
+    step(context, [(0, 0, 3, 0, 0), (1, 0, 1, 0, 0)])
+    step(context, [(8, 0, 3, 0, 0), (1, 1, 1, 0, 0)])  # 0 has ended, its pages are 8's now
+    step(context, [(8, 3, 1, 0, 0), (1, 2, 1, 0, 0)])
+    assert [written.at[0, position] for position in range(PAGE)] == [800.0, 801.0, 802.0, 803.0]
+    assert len(written.at) == PAGE
+
+
+def test_short_texts_that_never_fill_a_page_leave_nothing_behind():
+    written = Written()
+    context = Context(written, PAGE)
+    for sequence in range(100):
+        step(context, [(sequence, 0, 2, 0, 0)])
+        assert len(context._steps) < PAGE
+        assert len(context._waiting) <= 1
+    assert written.calls == 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.training.batches import STRETCH, draw_anchors, make_batch, predict, targets
+from drafters.training.batches import draw_anchors, make_batch, predict, targets
 from drafters.training.corpus import Corpus
 from drafters.training.features import FeatureCache
 from drafters.training.losses import (
@@ -204,17 +204,20 @@ def test_a_text_may_be_cut_to_what_its_blocks_see(tmp_path):
     assert torch.allclose(confidence[whole.mask], sure[whole.mask], atol=1e-4)
 
 
-def test_anchors_of_a_text_lie_in_one_stretch():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        drawn = draw_anchors(10, 400, 3, rng)
-        assert len(set(drawn)) == 3
-        assert drawn[-1] - drawn[0] < 3 * STRETCH
-        assert drawn[0] >= 10
-        assert drawn[-1] <= 398
-    starts = [draw_anchors(10, 400, 3, rng)[0] for _ in range(400)]
-    assert min(starts) < 30  # anywhere in the answer
-    assert max(starts) > 340
+def test_anchors_that_lie_together_lie_anywhere_in_the_answer():
+    rng, counts = np.random.default_rng(0), np.zeros(400)
+    for _ in range(20_000):
+        drawn = draw_anchors(10, 400, 4, rng, together=True)
+        assert len(set(drawn)) == 4
+        assert drawn[-1] - drawn[0] < 4 * 16
+        counts[drawn] += 1
+    assert not counts[:10].any()
+    assert not counts[399:].any()
+    middle = counts[150:250].mean()
+    for edge in (counts[10:14], counts[10:26], counts[383:399], counts[395:399]):
+        assert 0.5 * middle < edge.mean() < 1.2 * middle
+    apart = [draw_anchors(10, 400, 4, rng) for _ in range(50)]
+    assert max(drawn[-1] - drawn[0] for drawn in apart) > 200
 
 
 def trainer(world: Fixture, folder, recipe: Recipe = RECIPE) -> Trainer:

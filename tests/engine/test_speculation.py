@@ -350,21 +350,36 @@ def test_a_draft_that_ended_the_text_leaves_what_is_behind_it_untried():
     assert Verdict((1,), 0).decided(0) == 0
 
 
+def tries(plan: LookupPlan, gain: float | None, steps: int) -> list[int]:
+    """The steps in which it looks up, each of which gains so much (None: finds nothing)."""
+    out = []
+    for step in range(steps):
+        if plan.wanted():
+            out.append(step)
+            if gain is not None:
+                plan.observe(gain)
+    return out
+
+
 def test_lookups_that_are_not_worth_it_rest_for_longer_and_longer_and_come_back_at_once():
     plan = LookupPlan()
-    assert all(plan.wanted() for _ in range(100))  # until told otherwise
-    tried, step = [], 0
-    while step < 2000:
-        if plan.wanted():
-            tried.append(step)
-            plan.observe(-0.2)
-        step += 1
-    rests = np.diff([at for at in tried if at > 10])
-    assert rests.min() >= 17
-    assert rests.max() == 129  # a try, and so many without
-    assert len(tried) < 25
+    assert len(tries(plan, None, 100)) == 100  # until told otherwise
+    rests = np.diff(tries(plan, -0.2, 2000)).tolist()
+    assert rests[-1] == 129  # a try, and so many without
+    assert [rest for rest in rests if rest > 1] == sorted(rest for rest in rests if rest > 1)
+    assert len(rests) < 25
     plan.observe(2.0)
-    assert all(plan.wanted() for _ in range(100))
+    plan.observe(2.0)
+    assert len(tries(plan, None, 100)) == 100
+
+
+def test_tries_that_find_nothing_or_something_do_not_lengthen_the_rest():
+    plan = LookupPlan()
+    tries(plan, -0.2, 3)
+    assert not plan.wanted()
+    assert set(np.diff(tries(plan, None, 500)).tolist()) == {17}
+    plan.observe(0.04)  # good, but not enough yet
+    assert set(np.diff(tries(plan, None, 500)).tolist()) == {17}
 
 
 def test_chances_and_decisions_are_the_same_whether_blocks_are_few_or_many(monkeypatch):
