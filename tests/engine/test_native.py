@@ -109,6 +109,8 @@ def test_products_equal_the_dequantised_product(kernels, kind, rows):
         groups = x.reshape(rows, -1, 32)
         scale = np.abs(groups).max(-1, keepdims=True) / 127
         x = (np.rint(groups / scale) * scale).reshape(rows, cols).astype(np.float32)
+    elif kernels == "avx512bf16":  # these round them to bf16, as they take them in pairs
+        x = torch.from_numpy(x).to(torch.bfloat16).float().numpy()
     wanted = x.astype(np.float64) @ values.astype(np.float64).T + bias
     assert np.abs(out - wanted).max() < 2e-4 * max(1.0, np.abs(wanted).max())
 
@@ -128,9 +130,10 @@ def test_logits_and_features_equal_the_torch_executors(name, kernels):
     )
     for batch in (first, second):
         wanted, got = torch_side.forward(batch, (0, -1)), native.forward(batch, (0, -1))
-        # K and V are kept in bf16, which is the whole difference
-        assert (got.logits - wanted.logits).abs().max() < 0.03 * wanted.logits.abs().max()
-        assert (got.features - wanted.features).abs().max() < 0.03 * wanted.features.abs().max()
+        # K and V are kept in bf16, which is the whole difference, unless activations are rounded as well
+        near = 0.05 if kernels == "avx512bf16" else 0.03
+        assert (got.logits - wanted.logits).abs().max() < near * wanted.logits.abs().max()
+        assert (got.features - wanted.features).abs().max() < near * wanted.features.abs().max()
 
 
 def quantised_weights(config: ModelConfig, tensors: dict[str, torch.Tensor]):
