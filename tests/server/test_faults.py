@@ -63,8 +63,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def served(folder: Path, executor: str) -> Served:
     # In full precision: where a CPU has bf16 products torch takes those, and texts follow the batch.
+    dtype = "float32" if executor == "torch" else "auto"
     settings = Settings(
-        model=str(folder), executor=executor, dtype="float32" if executor == "torch" else "auto", threads=1, num_pages=60, max_num_seqs=8,
+        model=str(folder), executor=executor, dtype=dtype, threads=1, num_pages=60, max_num_seqs=8,
         max_num_batched_tokens=24, max_model_len=400,
     )  # fmt: skip
     return Served(settings, lambda metrics: build_engine(settings, metrics, lambda line: None))
