@@ -216,11 +216,8 @@ class Trainer:
         self, texts: npt.NDArray[np.int64], anchors: int, slots: int, rng: np.random.Generator
     ) -> Batch:
         config = self.model.config
-        window = config.window if config.family == "block" else None
-        last_hidden = config.family == "mtp"
-        batch = make_batch(
-            self.corpus, self.source, texts, anchors, slots, rng, self.device, last_hidden, window
-        )
+        what = (self.corpus, self.source, texts, anchors, slots, rng, self.device)
+        batch = make_batch(*what, last_hidden=config.family == "mtp", window=config.window)
         return batch if self.scale is None else replace(batch, features=batch.features / self.scale)
 
     def train_step(self, stop: bool = False) -> list[float]:
