@@ -22,7 +22,7 @@ def survivals(chances: Rows) -> list[list[float]]:
     for row in chances:
         survival, alive = 1.0, []
         for chance in row:
-            survival *= min(chance, 1.0) if chance > 0.0 else 0.0  # not so where it is no number
+            survival *= min(chance, 1.0) if chance > 0.0 else 0.0  # what is no number is not above 0
             alive.append(survival)
         out.append(alive)
     return out
