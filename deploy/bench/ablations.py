@@ -3,7 +3,7 @@
     .venv/bin/python -m deploy.bench.ablations --data DIR --features DIR --runs DIR [--only NAME ...]
 
 Each run has the same texts, steps and seed, and one thread; `--processes` of them go on at once. A run that
-was cut off goes on where it was, a finished one is not repeated. Accepted lengths are those of the trainer's
+was cut off goes on where it was, a finished one is not repeated, and rows of runs elsewhere are kept. Accepted lengths are those of the trainer's
 last validation: held-out texts, teacher-forced, averaged weights. Writes results/ablations.json and .png.
 """
 
@@ -52,7 +52,9 @@ def main() -> int:
     wanted = options.only or list(VARIANTS)
     with ThreadPoolExecutor(options.processes) as pool:
         failed = [name for name, fine in pool.map(lambda name: _train(name, options), wanted) if not fine]
-    rows = {name: row for name in VARIANTS if (row := _last(_folder(name, options), options.steps))}
+    rows = _known(options) | {
+        name: row for name in VARIANTS if (row := _last(_folder(name, options), options.steps))
+    }
     content = {"steps": options.steps, "texts": options.most_texts, "common": _COMMON, "rows": rows}
     (_RESULTS / "ablations.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(_markdown(rows))
@@ -97,6 +99,17 @@ def _train(name: str, options: argparse.Namespace) -> tuple[str, bool]:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode == 0
     print(f"{name}: {'done' if done else 'FAILED'}", flush=True)
     return name, done
+
+
+def _known(options: argparse.Namespace) -> dict[str, Any]:
+    """What was measured by the same number of steps and texts, wherever those runs are now."""
+    file = _RESULTS / "ablations.json"
+    if not file.exists():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    same = (content["steps"], content["texts"]) == (options.steps, options.most_texts)
+    rows: dict[str, Any] = content["rows"] if same else {}
+    return rows
 
 
 def _last(folder: Path, steps: int) -> dict[str, Any] | None:
