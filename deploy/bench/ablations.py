@@ -3,8 +3,9 @@
     .venv/bin/python -m deploy.bench.ablations --data DIR --features DIR --runs DIR [--only NAME ...]
 
 Each run has the same texts, steps and seed, and one thread; `--processes` of them go on at once. A run that
-was cut off goes on where it was, a finished one is not repeated, and rows of runs elsewhere are kept. Accepted lengths are those of the trainer's
-last validation: held-out texts, teacher-forced, averaged weights. Writes results/ablations.json and .png.
+was cut off goes on where it was, a finished one is not repeated, and rows of runs elsewhere are kept.
+Accepted lengths are those of the trainer's last validation: held-out texts, teacher-forced, averaged weights.
+Writes results/ablations.json and .png.
 """
 
 from __future__ import annotations
