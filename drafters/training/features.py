@@ -7,6 +7,7 @@ goes on where it was.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,9 +56,12 @@ class FeatureCache:
 
     def _check(self, identity: dict[str, Any]) -> None:
         path = self.folder / "features.json"
-        if path.exists() and json.loads(path.read_text(encoding="utf-8")) != identity:
+        if not path.exists():
+            partial = self.folder / f"features.json.{os.getpid()}"  # others may begin at the same moment
+            partial.write_text(json.dumps(identity) + "\n", encoding="utf-8")
+            os.replace(partial, path)
+        if json.loads(path.read_text(encoding="utf-8")) != identity:
             raise ValueError(f"{self.folder} holds features of another corpus or model; take another folder")
-        path.write_text(json.dumps(identity) + "\n", encoding="utf-8")
 
     def _open(self, name: str, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         path = self.folder / name

@@ -160,6 +160,17 @@ def test_features_resume_where_they_were(tmp_path):
         FeatureCache(tmp_path / "features", world.corpus, world.config.hidden_size, (0, 2), "tiny")
 
 
+def test_who_reads_a_cache_does_not_write_what_it_is(tmp_path):
+    """Several runs share one, and one of them may begin while another reads."""
+    world = Fixture(tmp_path)
+    path = tmp_path / "features" / "features.json"
+    path.chmod(0o444)
+    before = path.stat().st_mtime_ns, path.stat().st_ino
+    FeatureCache(tmp_path / "features", world.corpus, world.config.hidden_size, LAYERS, "tiny")
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
+    assert [file.name for file in path.parent.glob("features.json*")] == ["features.json"]
+
+
 def test_batches_line_up_features_tokens_and_targets(tmp_path):
     world = Fixture(tmp_path)
     world.fill()
