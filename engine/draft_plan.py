@@ -21,7 +21,7 @@ from scheduler.throughput import Throughput
 log = logging.getLogger("dspark.engine")
 
 _MARGIN = 1.02  # by which drafting must promise to be faster
-_PROBE_SHARE = 0.01  # of the time
+_PROBE_SHARE = 0.005  # of the time
 _PROBE_SLOTS = 2
 _PROBE_ROUNDS = 8  # at least, between two of a sequence
 _LONGER_ROUNDS = 8  # after which a block is drafted a token longer, to see more of it

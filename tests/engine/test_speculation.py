@@ -99,7 +99,7 @@ def test_sure_drafts_are_verified_where_rows_are_cheap_and_not_where_they_are_de
 
 def test_what_does_not_pay_is_not_drafted_but_probed():
     drafter, seen = Sure(babbler(1), -4.0), []
-    speculation = planned(LookAhead(), [(1, 1.0), (200, 1.0 + 199 * 0.1)])
+    speculation = planned(LookAhead(), [(1, 1.0), (200, 1.0 + 199 * 0.05)])
     speculation.survival._mean["greedy"][:] = [0.02] * 4  # known to be bad
     run(drafter, speculation, count=3, seen=seen, temperature=0.0)
     drafted = [step for step in seen if any(step.slots)]
@@ -109,7 +109,7 @@ def test_what_does_not_pay_is_not_drafted_but_probed():
     assert {step.undrafted for step in seen if step.slots and not any(step.slots)} == {"does_not_pay"}
 
 
-def test_probes_cost_a_hundredth_of_the_time():
+def test_probes_cost_half_a_hundredth_of_the_time():
     """Whatever a row costs and however many sequences there are."""
     for row, count in ((0.05, 1), (0.5, 4), (0.05, 16)):
         throughput = Throughput(Curve([(1, 1.0), (400, 1.0 + 399 * row)]), Curve([(1, 0.3), (64, 0.4)]))
@@ -122,7 +122,7 @@ def test_probes_cost_a_hundredth_of_the_time():
             for text in texts:
                 text.round += 1
         price = float(throughput.planned(count, 2, 0.0)[2] - throughput.planned(count, 0, 0.0)[0])
-        assert 0.007 < probes * price / time <= 0.0101
+        assert 0.0035 < probes * price / time <= 0.00505
         assert max(text.round - text.drafted_round for text in texts) < 4000 / probes * count * 1.5 + 1
 
 
