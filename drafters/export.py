@@ -26,11 +26,11 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
-    from engine.models.locate import default_cache_dir, locate_model
+    from engine.models.locate import cache_folder, locate_model
 
     options = _parser().parse_args(argv)
     try:
-        target = locate_model(options.model, default_cache_dir(), lambda line: print(line, file=sys.stderr))
+        target = locate_model(options.model, cache_folder(options.cache_dir), _tell)
         export(Path(options.draft), target, Path(options.output_dir))
     except (OSError, ValueError) as error:
         print(f"dspark export: {error}", file=sys.stderr)
@@ -43,8 +43,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dspark export", description=__doc__, allow_abbrev=False)
     parser.add_argument("draft", metavar="DIR", help="the draft model")
     parser.add_argument("--model", metavar="MODEL", help="its target (default: the default model)")
+    parser.add_argument("--cache-dir", metavar="DIR", help="where fetched models are kept")
     parser.add_argument("--output-dir", required=True, metavar="DIR")
     return parser
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def export(folder: Path, target_folder: Path, output: Path) -> None:

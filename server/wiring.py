@@ -23,7 +23,7 @@ from engine.intake import Intake
 from engine.loop import EngineLoop
 from engine.machine import usable_cores
 from engine.models.config import ModelConfig
-from engine.models.locate import default_cache_dir, locate_draft_model, locate_model
+from engine.models.locate import cache_folder, locate_draft_model, locate_model
 from engine.outputs import EngineObserver
 from engine.pages import PagePool
 from engine.speculation import Speculation
@@ -86,7 +86,7 @@ def build_parts(settings: Settings, observer: EngineObserver, progress: Progress
     begun = time.perf_counter()
     threads = settings.threads or usable_cores()
     torch.set_num_threads(threads)
-    cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
+    cache = cache_folder(settings.cache_dir)
     settings = _with_draft_folder(settings, cache, progress)
     folder = locate_model(settings.model, cache, progress)
     config = ModelConfig.from_folder(folder)
@@ -159,7 +159,7 @@ def build_comparison(
     settings: Settings, tokens: int, progress: Progress
 ) -> tuple[Tokenizer, Executor, Executor]:
     """The tokenizer, an fp32 executor in torch, and the one that the settings ask for, for so many tokens."""
-    cache = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_cache_dir()
+    cache = cache_folder(settings.cache_dir)
     folder = locate_model(settings.model, cache, progress)
     config = ModelConfig.from_folder(folder)
     torch.set_num_threads(settings.threads or usable_cores())

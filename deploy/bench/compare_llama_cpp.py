@@ -74,9 +74,9 @@ def _line(row: dict[str, object]) -> str:
 
 def _files(tools: Path, cache: Path, formats: list[str]) -> dict[str, Path]:
     from engine.models.gguf_convert import source_gguf
-    from engine.models.locate import default_cache_dir, locate_model
+    from engine.models.locate import cache_folder, locate_model
 
-    shipped = source_gguf(locate_model(None, default_cache_dir(), print))
+    shipped = source_gguf(locate_model(None, cache_folder(), print))
     assert shipped is not None, "the default model comes as a GGUF file"
     files = {}
     for name in formats:

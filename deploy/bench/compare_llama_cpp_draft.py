@@ -26,7 +26,7 @@ from deploy.bench.llama_cpp import build, source
 from drafters.export import export
 from drafters.shipped import shipped_drafter
 from engine.models.gguf_convert import source_gguf
-from engine.models.locate import default_cache_dir, locate_model
+from engine.models.locate import cache_folder, locate_model
 from server.bench_prompts import PROMPTS
 
 _PORT = 18080
@@ -36,7 +36,7 @@ def main() -> int:
     options = _parser().parse_args()
     cache = Path(options.cache).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
-    target = locate_model(None, default_cache_dir(), print)
+    target = locate_model(None, cache_folder(), print)
     gguf = source_gguf(target)
     assert gguf is not None, "the default model comes as a GGUF file"
     draft = Path(options.draft) if options.draft else shipped_drafter(target)

@@ -23,7 +23,7 @@ import torch
 
 from engine.batch import BatchItem, DraftBlock, VerificationBatch
 from engine.models.config import ModelConfig
-from engine.models.locate import default_cache_dir, locate_model
+from engine.models.locate import cache_folder, locate_model
 from engine.native.weights import Rows, load_weights
 from engine.native_executor import PAGE_SIZE, NativeExecutor
 from engine.params import SamplingParams
@@ -34,7 +34,7 @@ STATE = SamplingState(SamplingParams(), 0, frozenset())
 
 def main() -> int:
     options = _parser().parse_args()
-    folder = locate_model(options.model, default_cache_dir(), print)
+    folder = locate_model(options.model, cache_folder(), print)
     config = ModelConfig.from_folder(folder)
     torch.set_num_threads(options.threads)
     results: dict[str, Any] = {}

@@ -48,9 +48,9 @@ _ROOT = Path(__file__).parents[2]
 
 def pack_tokenizer(pieces: Path) -> None:
     """The default model's tokenizer, beside the prompts."""
-    from engine.models.locate import default_cache_dir, locate_model
+    from engine.models.locate import cache_folder, locate_model
 
-    folder = locate_model(None, default_cache_dir(), print)
+    folder = locate_model(None, cache_folder(), print)
     beside = next(pieces.glob("*/prompts.npz")).parent
     for name in _TOKENIZER:
         if (folder / name).exists():

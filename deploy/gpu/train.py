@@ -88,10 +88,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _pack(options: argparse.Namespace) -> None:
     from engine.models.blocks import load_blocks
-    from engine.models.locate import default_cache_dir, locate_model
+    from engine.models.locate import cache_folder, locate_model
     from engine.tokenizer import Tokenizer
 
-    folder = locate_model(options.model, default_cache_dir(), print)
+    folder = locate_model(options.model, cache_folder(), print)
     next(load_blocks(folder))  # makes the file
     tokenizer = Tokenizer.from_folder(folder)
     stop = ModelConfig.from_folder(folder).eos_token_ids | {tokenizer.eos_token_id}

@@ -66,6 +66,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--answers", metavar="PATH", help="answers (.npz, or a folder of them) instead of --data's"
     )
+    parser.add_argument("--cache-dir", metavar="DIR", help="where fetched models are kept")
     parser.add_argument("--features", metavar="DIR", help="where features are cached")
     from engine.machine import usable_cores
 
@@ -78,13 +79,13 @@ def _corpus(options: argparse.Namespace) -> tuple[Any, Path]:
     import torch
 
     from drafters.training.corpus import Corpus
-    from engine.models.locate import default_cache_dir, locate_model
+    from engine.models.locate import cache_folder, locate_model
 
     torch.set_num_threads(options.threads)
     answers = options.answers or (options.data and f"{options.data}/smollm2-answers")
     if not answers:
         raise ValueError("say where the answers are: --answers, --data or DSPARK_DATA")
-    return Corpus.load(answers), locate_model(options.model, default_cache_dir(), print)
+    return Corpus.load(answers), locate_model(options.model, cache_folder(options.cache_dir), print)
 
 
 def _cached(

@@ -15,7 +15,7 @@ from engine.models.default_model import GGUF_SHA256, MEMBER, ModelNotFound, fetc
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf, file_sha256, partial_prefix
 from engine.models.unsupported import UnsupportedModel
 
-__all__ = ["ModelNotFound", "default_cache_dir", "locate_draft_model", "locate_model"]
+__all__ = ["ModelNotFound", "cache_folder", "locate_draft_model", "locate_model"]
 
 Progress = Callable[[str], None]
 
@@ -34,9 +34,9 @@ _DEFAULT_NEEDS = 850 << 20  # bytes: the package, the GGUF file in it and the co
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
-def default_cache_dir() -> Path:
-    """Where fetched and converted models are kept: $DSPARK_CACHE, else ~/.cache/dspark."""
-    configured = os.environ.get("DSPARK_CACHE")
+def cache_folder(chosen: str | None = None) -> Path:
+    """Where fetched and converted models are kept: `chosen`, else $DSPARK_CACHE, else ~/.cache/dspark."""
+    configured = chosen or os.environ.get("DSPARK_CACHE")
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "dspark"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.models.locate import default_cache_dir, locate_model
+from engine.models.locate import cache_folder, locate_model
 from engine.outputs import NullObserver
 from engine.params import SamplingParams
 from engine.request import Request
@@ -39,7 +39,7 @@ PROMPTS = (
 
 @functools.cache
 def folder() -> Path:
-    return locate_model(None, default_cache_dir(), print)
+    return locate_model(None, cache_folder(), print)
 
 
 @functools.cache

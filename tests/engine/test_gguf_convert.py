@@ -17,7 +17,7 @@ from engine.models import gguf_convert
 from engine.models.blocks import load_blocks
 from engine.models.config import ModelConfig, UnsupportedModel
 from engine.models.gguf_convert import convert_gguf, source_gguf
-from engine.models.locate import default_cache_dir, locate_model
+from engine.models.locate import cache_folder, locate_model
 from engine.models.weights import CorruptModel, load_tensors
 from engine.tokenizer import Tokenizer
 from tests.engine.full_disk import full_disk
@@ -353,7 +353,7 @@ def test_a_file_that_is_cut_or_scrambled_anywhere_is_refused_in_words(tmp_path: 
 
 @pytest.mark.model
 def test_default_model_values() -> None:
-    folder = locate_model(None, default_cache_dir(), print)
+    folder = locate_model(None, cache_folder(), print)
     source = source_gguf(folder)
     assert source is not None
     reader = {tensor.name: tensor for tensor in gguf.GGUFReader(str(source)).tensors}

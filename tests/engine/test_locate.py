@@ -17,7 +17,7 @@ import pytest
 
 from engine.models import default_model, locate
 from engine.models.default_model import extract_gguf
-from engine.models.locate import ModelNotFound, default_cache_dir, locate_draft_model, locate_model
+from engine.models.locate import ModelNotFound, cache_folder, locate_draft_model, locate_model
 from engine.models.unsupported import UnsupportedModel
 from engine.models.weights import CorruptModel
 from tests.engine.full_disk import full_disk
@@ -42,11 +42,14 @@ def stand_in(source: Path, destination: Path, **_: Any) -> Path:
     return destination
 
 
-def test_default_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder_is_chosen_or_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
-    assert default_cache_dir() == tmp_path
+    assert cache_folder() == tmp_path
+    assert cache_folder(str(tmp_path / "chosen")) == tmp_path / "chosen"
     monkeypatch.delenv("DSPARK_CACHE")
-    assert default_cache_dir() == Path.home() / ".cache" / "dspark"
+    assert cache_folder() == Path.home() / ".cache" / "dspark"
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -243,9 +246,9 @@ def test_checksums_of_the_default_model(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.model
 def test_default_model() -> None:
-    folder = locate_model(None, default_cache_dir(), quiet)
+    folder = locate_model(None, cache_folder(), quiet)
     assert (folder / "model.safetensors").stat().st_size > 500e6
-    assert locate_model("default", default_cache_dir(), quiet) == folder
+    assert locate_model("default", cache_folder(), quiet) == folder
 
 
 def test_a_draft_model_is_a_folder_or_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

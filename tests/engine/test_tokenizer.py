@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from engine.chat_template import ChatTemplateError
-from engine.models.locate import default_cache_dir, locate_model
+from engine.models.locate import cache_folder, locate_model
 from engine.models.unsupported import UnsupportedModel
 from engine.tokenizer import Tokenizer
 
@@ -173,7 +173,7 @@ def test_transformers_is_not_imported() -> None:
 
 @pytest.fixture(scope="module")
 def default() -> Tokenizer:
-    return Tokenizer.from_folder(locate_model(None, default_cache_dir(), print))
+    return Tokenizer.from_folder(locate_model(None, cache_folder(), print))
 
 
 @pytest.mark.model
