@@ -87,6 +87,8 @@ class StreamReader:
         elif record.error is None and record.finish_reason is None:
             record.error = "the stream ended without a finish reason"
         record.outcome = "ok" if record.error is None else "error"
+        if record.ok and record.first_text is None:  # it ended at once: that was all the user waited for
+            record.first_text = record.times[0] if record.times else time.perf_counter()
 
     def _usage(self, usage: dict[str, Any]) -> None:
         record = self.record
@@ -96,18 +98,18 @@ class StreamReader:
         record.cached_tokens = details.get("cached_tokens", record.cached_tokens)
 
     def _choice(self, choice: dict[str, Any]) -> bool:
-        """Whether it brought text."""
+        """Whether it brought text, or a piece of a tool call."""
         if choice.get("finish_reason"):
             self.record.finish_reason = choice["finish_reason"]
         delta = choice.get("delta")
         if delta is None:
-            text, thought = choice.get("text"), None
+            text, other = choice.get("text"), None
         else:
             text = delta.get("content")
-            thought = delta.get("reasoning_content") or delta.get("reasoning")
+            other = delta.get("reasoning_content") or delta.get("reasoning") or delta.get("tool_calls")
         if text:
             self.text.append(text)
-        return bool(text or thought)
+        return bool(text or other)
 
     def _maybe_cancel(self) -> None:
         assert self.exchange is not None

@@ -130,11 +130,14 @@ def _column(result: dict[str, Any], metric: str) -> list[float]:
 
 
 def _sweeps(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
+    if a["unit"] != b["unit"]:
+        raise NotComparable(f"loads of {a['unit']} and of {b['unit']} are not the same")
+    names = [name for name in _OF_POINTS if name != "goodput" or a["slo"] == b["slo"]]
     rows: list[Row] = []
     for config in (name for name in a["points"] if name in b["points"]):
         loads = a["points"][config].keys() & b["points"][config].keys()
         for load_name in sorted(loads, key=float):
-            for name in _OF_POINTS:
+            for name in names:
                 samples = [_seeds(each["points"][config][load_name], name) for each in (a, b)]
                 if all(samples):
                     label = " ".join(part for part in (config, load_name, a["unit"], name) if part)

@@ -43,10 +43,15 @@ def _workload(group: argparse._ArgumentGroup) -> None:
     flag("--cancel-share", type=float, default=0.0, metavar="P", help=text)
     text = (
         "keep the server from knowing prompts of earlier runs: by a cache_salt, by a first line, or by "
-        "asking it to flush (default of a run: keep; of a sweep: salt for our servers, else text)"
+        "asking it to flush (default of a run: keep; of a sweep: salt for our servers, else text, or keep "
+        "with a scenario)"
     )
     flag("--prefix-cache", choices=("keep", "salt", "text", "flush"), help=text)
-    flag("--scenario", metavar="FILE.py", help="users with weighted tasks, instead of all above")
+    flag(
+        "--scenario",
+        metavar="FILE.py",
+        help="users with weighted tasks, instead of all above but a cache_salt",
+    )
 
 
 def _sampling(group: argparse._ArgumentGroup) -> None:

@@ -42,7 +42,8 @@ class Generator:
         self._sink = sink
         self._client = Client(plan.target)
         self._over = asyncio.Event()
-        self._budget = plan.share(plan.requests, process)
+        # Arrivals of an open loop are counted by the plan: each is a conversation, whole.
+        self._budget = plan.share(plan.requests, process) if plan.closed else None
         limit = plan.share(plan.max_in_flight, process)
         self._room = None if limit is None else asyncio.Semaphore(max(1, limit))
         self._running: set[asyncio.Task[None]] = set()
@@ -187,7 +188,10 @@ class Generator:
     def _user(self, number: int) -> User:
         rng = random.Random(f"{self._plan.seed} {self._process} user {number}")
         (kind,) = rng.choices(self._classes, [each.weight for each in self._classes])
-        return kind(self, rng)
+        user = kind(self, rng)
+        if self._plan.scenario is not None:
+            user.common = self._plan.workload.body
+        return user
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

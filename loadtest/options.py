@@ -26,6 +26,9 @@ def read_workload(args: argparse.Namespace) -> Workload:
         raise UsageError("--cancel-share is between 0 and 1")
     if args.turns < 1:
         raise UsageError("--turns is at least 1")
+    if args.scenario is not None and (args.seeded or args.prefix_cache == "text"):
+        flag = "--seeded" if args.seeded else "--prefix-cache text"
+        raise UsageError(f"{flag} cannot change what the tasks of a --scenario ask")
     prompts = _prompts(args)
     body = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None} | args.body
     workload = Workload(

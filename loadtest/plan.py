@@ -13,7 +13,8 @@ from loadtest.workload import Workload
 class Plan:
     """Closed loop with `users`, or open loop with `open_loop` or `trace`; `workload` or a `scenario` file.
 
-    It runs for `run_time` seconds or until `requests` have been sent. Measured is what was due in that time,
+    It runs for `run_time` seconds or until `requests` have been sent (of an open loop: so many arrivals, each
+    a conversation of one or more turns). Measured is what was due in that time,
     after `warmup` and before the last `cooldown` seconds. A timed run keeps its load up until what was due in
     it has ended, so that the last requests are not flattered; then what is under way may end. All of that
     takes at most `drain` seconds more.

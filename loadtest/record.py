@@ -26,7 +26,7 @@ class Record:
     started: float = 0.0
     queued: float = 0.0
     sent: float | None = None
-    #: first non-empty text, of the answer or of reasoning
+    #: first output: text of the answer or of reasoning, or a tool call; of an empty answer its end
     first_text: float | None = None
     times: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Record:
 
     @property
     def ttft(self) -> float | None:
-        """To the first text."""
+        """To the first output."""
         return None if self.first_text is None else self.first_text - self.intended
 
     @property

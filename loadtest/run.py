@@ -82,14 +82,18 @@ def measure(plan: Plan, slo: Slo | None, label: str, scrape_interval: float, wat
 
 
 def window_of(plan: Plan, seen: Observation) -> Window:
-    """The measured span: of a timed run until requests were no longer sent, else until the last one ended."""
-    length = plan.length
-    end = seen.begin + length if length is not None and seen.cut_short is None else None
-    if end is None:
-        times = [r.ended for r in seen.records if r.kind == "load" and r.ended is not None]
-        end = max(times, default=seen.end)
-        if seen.cut_short is not None:  # requests were no longer sent from some moment on
-            end = max((r.started for r in seen.records if r.kind == "load"), default=end)
+    """The measured span.
+
+    Of a timed run until requests were no longer due, or the last one ended if there were no more; else until
+    the last one ended.
+    """
+    load = [record for record in seen.records if record.kind == "load"]
+    end = max((record.ended for record in load if record.ended is not None), default=seen.end)
+    if seen.cut_short is not None:  # requests were no longer sent from some moment on
+        end = max((record.started for record in load), default=end)
+    elif plan.length is not None:
+        planned = seen.begin + plan.length
+        end = min(planned, end) if plan.requests is not None or plan.trace else planned
     begin = min(seen.begin + plan.warmup, end)
     return Window(begin, max(begin, end - plan.cooldown))
 

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     flag("--trace", metavar="FILE", help=text)
     flag("--run-time", type=float, metavar="S", help="measure for so many seconds (default: 30)")
-    flag("--requests", type=int, metavar="N", help="send so many requests")
+    flag("--requests", type=int, metavar="N", help="send so many requests; open loop: arrivals")
     text = "do not measure the first seconds (default: of a timed run, until all users have joined)"
     flag("--warmup", type=float, metavar="S", help=text)
     add_shared_flags(parser)

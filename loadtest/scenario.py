@@ -24,9 +24,10 @@ from __future__ import annotations
 import importlib.util
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from loadtest.record import Record
@@ -100,6 +101,8 @@ class User:
     #: share of this class among all users of the file
     weight: float = 1
     wait_time: ClassVar[WaitTime] = constant(0.0)
+    #: fields of every request, from the command line, unless a task gives them
+    common: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, sender: Sender, rng: random.Random) -> None:
         self.random = rng
@@ -125,6 +128,7 @@ class User:
         `name` groups requests in the report; `cancel_after`: hang up after so many tokens.
         """
         turns: Messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        body = {**self.common, **body}
         record = self._record(name or "chat", body)
         text = await self._sender.send(record, "chat", {"messages": turns} | body, cancel_after)
         return Reply(text, [*turns, {"role": "assistant", "content": text}], record)
@@ -138,6 +142,7 @@ class User:
         **body: Any,
     ) -> Reply:
         """Ask for the continuation of a text or of token ids."""
+        body = {**self.common, **body}
         record = self._record(name or "completion", body)
         text = await self._sender.send(record, "completions", {"prompt": prompt} | body, cancel_after)
         return Reply(text, [], record)

@@ -77,14 +77,24 @@ class Store:
         if not file.is_file():
             return None
         kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if kept["flags"] != list(point.config.flags) or kept["config"] != point.config.name:
-            raise SweepError(f"{file} is of {point.config.name} with other flags: remove it")
+        config = point.config
+        if (kept["config"], kept["url"], kept["flags"]) != (config.name, config.url, list(config.flags)):
+            raise SweepError(
+                f"{file} is of {kept['config']} at another address or with other flags: remove it"
+            )
         result: dict[str, Any] = kept["result"]
         return result
 
     def write(self, point: Point, result: Mapping[str, Any]) -> None:
-        kept = {"config": point.config.name, "flags": list(point.config.flags), "load": point.load}
-        kept |= {"seed": point.seed, "result": result}
+        config = point.config
+        kept = {
+            "config": config.name,
+            "url": config.url,
+            "flags": list(config.flags),
+            "load": point.load,
+            "seed": point.seed,
+            "result": result,
+        }
         write_text(self.folder / "points" / point.file, json.dumps(kept, allow_nan=False) + "\n")
 
 

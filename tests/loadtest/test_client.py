@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -55,6 +56,23 @@ def test_events_of_one_read_are_one_chunk() -> None:
     one.read(event("b", 3), 1.0)
     one.read(event("c", 4), 1.5)
     assert (one.record.times, one.record.counts) == ([1.0, 1.5], [3, 4])
+
+
+def test_a_tool_call_is_output_and_so_is_the_end_of_an_empty_answer() -> None:
+    one = reader()
+    one.read(event(role="assistant"), 1.0)
+    call = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
+    one.read(event(tool_calls=call), 2.0)
+    one.read(event(finish="tool_calls"), 3.0)
+    one.finish()
+    assert (one.record.outcome, one.record.first_text, one.record.times) == ("ok", 2.0, [2.0])
+    one = reader()
+    one.read(event(finish="stop"), 1.0)
+    before = time.perf_counter()
+    one.finish()
+    assert one.record.outcome == "ok"
+    assert one.record.first_text is not None
+    assert before <= one.record.first_text <= time.perf_counter()
 
 
 def test_reasoning_counts_as_text() -> None:

@@ -38,6 +38,9 @@ def test_two_runs() -> None:
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(NotComparable):
         compare(run(1, 1), {"kind": "sweep"})
+    sweeps = [{"kind": "sweep", "unit": unit, "slo": None, "points": {}} for unit in ("users", "requests/s")]
+    with pytest.raises(NotComparable, match="users"):
+        compare(*sweeps)
     file = tmp_path / "x.json"
     file.write_text("[]")
     with pytest.raises(NotComparable, match="no result"):

@@ -17,6 +17,7 @@ from loadtest.observe import Observation
 from loadtest.plan import Plan
 from loadtest.prompts import Prompt
 from loadtest.record import Record
+from loadtest.run import window_of
 from loadtest.saturation import saturated
 from loadtest.slo import Slo
 from loadtest.summary import Window, summarize
@@ -136,6 +137,38 @@ def test_so_many_requests_and_no_more(virtual: Virtual) -> None:
     assert all(record.ok for record in records)
 
 
+def observed(virtual: Virtual, load: Plan, records: list[Record], begin: float) -> Window:
+    return window_of(load, Observation(begin, 0.0, records, end=virtual.loop.time()))
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"users": 4, "requests": 40, "run_time": 60.0},
+        {"trace": tuple(Timed(0.1 * i, "x", None, 20) for i in range(40)), "run_time": 60.0},
+    ],
+)
+def test_what_is_measured_ends_when_there_is_no_more_load(virtual: Virtual, load: dict[str, Any]) -> None:
+    whole = plan(**load)
+    records, begin = virtual.play(whole)
+    assert len(records) == 40
+    window = observed(virtual, whole, records, begin)
+    assert begin < window.end == max(record.ended or 0.0 for record in records) < begin + 20.0
+
+
+def test_a_timed_run_is_measured_to_its_end(virtual: Virtual) -> None:
+    for load in (plan(users=2, run_time=10.0), plan(open_loop=OpenLoop(0.2), run_time=10.0)):
+        records, begin = virtual.play(load)
+        assert observed(virtual, load, records, begin).end == begin + 10.0
+
+
+def test_so_many_arrivals_of_an_open_loop_are_whole_conversations(virtual: Virtual) -> None:
+    prompts = (Prompt("chat", ("one", "two", "three")),)
+    work = replace(WORK, prompts=prompts, turns=3)
+    records, _ = virtual.play(plan(work, open_loop=OpenLoop(2.0, None, float("inf")), requests=10))
+    assert len(records) == 30
+
+
 def test_probes_are_kept_apart(virtual: Virtual) -> None:
     records, begin = virtual.play(plan(users=1, run_time=20.0, probe_rate=1.0))
     out = summary(records, begin, begin + 20.0)
@@ -226,6 +259,15 @@ def test_a_scenario_in_python(virtual: Virtual, tmp_path: Path) -> None:
     starts = sorted(record.intended - begin for record in records)
     assert starts[:5] == pytest.approx([0.0] * 5)
     assert len(records) == pytest.approx(5 * 50, rel=0.3)  # a task every two seconds
+
+
+def test_fields_of_the_command_line_are_in_what_a_scenario_asks(virtual: Virtual, tmp_path: Path) -> None:
+    file = tmp_path / "scenario.py"
+    file.write_text(SCENARIO)
+    work = replace(WORK, body={"temperature": 0.0, "max_tokens": 9})
+    virtual.play(plan(work, scenario=str(file), users=1, run_time=10.0))
+    assert {body["temperature"] for body in virtual.server.bodies} == {0.0}
+    assert {body["max_tokens"] for body in virtual.server.bodies} <= {2, 5}  # what a task says comes first
 
 
 def test_a_mistake_in_a_scenario_ends_the_run(virtual: Virtual, tmp_path: Path) -> None:

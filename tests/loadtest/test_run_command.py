@@ -113,7 +113,15 @@ def test_a_refused_first_request_says_what_was_refused(
 
 
 @pytest.mark.parametrize(
-    "words", [["run"], ["run", "http://x", "--users", "-1"], ["walk"], ["run", "http://x", "--rate", "x"]]
+    "words",
+    [
+        ["run"],
+        ["run", "http://x", "--users", "-1"],
+        ["walk"],
+        ["run", "http://x", "--rate", "x"],
+        ["run", "http://x", "--scenario", "x.py", "--seeded"],
+        ["run", "http://x", "--scenario", "x.py", "--prefix-cache", "text"],
+    ],
 )
 def test_wrong_flags(words: list[str]) -> None:
     try:

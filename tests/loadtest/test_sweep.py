@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.cli import main
 from loadtest.configurations import Configuration, ServerFailed, configuration, running, serve_command
-from loadtest.sweep import Ladder, Point, Store, climb
+from loadtest.sweep import Ladder, Point, Store, SweepError, climb
 from tests.loadtest.stub import Stub
 from tests.loadtest.test_reports import check_page, figures_of
 
@@ -124,6 +124,9 @@ def test_the_order_of_points(tmp_path: Path, together: bool) -> None:
     seen.clear()
     go()
     assert seen == ["b2.1"]
+    configs[0] = Configuration("a", url="http://elsewhere")
+    with pytest.raises(SweepError, match="another address"):
+        go()
 
 
 def test_a_saturated_rung_ends_the_ladder(
