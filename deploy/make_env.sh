@@ -191,15 +191,16 @@ if finished; then # by the run that this one waited for
   rm -f "$making"
   exit 0
 fi
+# What failed by itself, for want of a network say, may go on where it is; what was cut off may be half written.
+cut_off=
+trap 'cut_off=yes; exit 130' INT TERM
+trap '[ $? -eq 0 ] || [ -n "$cut_off" ] || rm -f "$making"' EXIT
 rm -f "$stamp"
 SECONDS=0
 unset PYTHONDONTWRITEBYTECODE # what is loaded here shall leave its byte code: later starts take seconds less
 
 if ! healthy; then
-  python=$(find_python) || {
-    rm -f "$making"
-    exit 1
-  }
+  python=$(find_python)
   say "making $venv with $("$python" --version)"
   rm -rf "$venv"
   mkdir -p "$venv"

@@ -102,18 +102,10 @@ class _Process:
         self._handle_signals()
         # Imported late: this takes a while, and a port in use should be reported at once.
         from server.app import create_app
-        from server.context import ServerContext
-        from server.debug import MOST
-        from server.metrics import Metrics
-        from server.tracing import KEPT_STEPS, exporter
+        from server.observing import observed_context
 
         settings = self._settings
-        keep = MOST if settings.enable_debug_endpoints else 0
-        spans = None
-        if settings.otlp_traces_endpoint is not None:
-            keep, spans = KEPT_STEPS, exporter(settings.otlp_traces_endpoint)
-        context = ServerContext(settings, Metrics(settings.metrics_prefix, settings.model_names[0], keep))
-        context.tracer = spans and spans.get_tracer("dspark")
+        context, spans = observed_context(settings)
         server = HttpServer(create_app(context), settings)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
         stopped = asyncio.create_task(self._stop.wait())

@@ -32,7 +32,7 @@ def quantile(share: float, name: str) -> str:
 
 def share(part: str, whole: str) -> str:
     """One series of each label over one series in all."""
-    return f"{part} / scalar({whole})"
+    return f"{part} / scalar(sum({whole}))"
 
 
 def gauge(name: str, how: str = "sum by (instance)") -> str:

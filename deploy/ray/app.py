@@ -2,6 +2,9 @@
 
     serve run deploy.ray.app:build                               # settings from DSPARK_... variables
     serve run deploy.ray.app:build max_replicas=4 model=DIR      # or as arguments, by their names
+    serve run deploy.ray.app:build num_gpus=1                    # a GPU for each replica
+
+A replica reserves `threads` cores of its machine, by default all that there are: the kernels use them all.
 
 Ray's proxy takes the place of a load balancer: it prefers replicas with fewer requests under way and passes
 streams on as they come. Replicas come and go by the number of requests, waiting or running, that each has.
@@ -18,12 +21,12 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.machine import usable_cores
 from server.app import create_app
-from server.context import ServerContext
-from server.metrics import Metrics
+from server.observing import observed_context
 from server.options import load
 from server.settings import Settings
-from server.startup import StartError
+from server.startup import StartError, configure_logging
 from server.wiring import build_engine
 
 logger = logging.getLogger("dspark")
@@ -39,8 +42,8 @@ class Server:
     def __init__(self, settings: Settings, build: EngineBuilder) -> None:
         self._settings = settings
         self._build = build
-        name = settings.model_names[0]
-        self.context = ServerContext(settings, Metrics(settings.metrics_prefix, name))
+        configure_logging(settings.uvicorn_log_level, settings.log_format)
+        self.context, self._spans = observed_context(settings)
         self._app: ASGIApp = create_app(self.context)
         Server.current = self
 
@@ -65,6 +68,8 @@ class Server:
         self.context.draining = True
         await engine.drain(self._settings.shutdown_timeout)
         self.context.close()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.shutdown)  # sends what is left
         await send({"type": "lifespan.shutdown.complete"})
 
 
@@ -82,6 +87,7 @@ def build(arguments: dict[str, str], engine: EngineBuilder = build_engine) -> Ap
     """The application for `serve run` and for Ray's own configuration files."""
     given = dict(arguments)
     least, most = int(given.pop("min_replicas", "1")), int(given.pop("max_replicas", "2"))
+    gpus = float(given.pop("num_gpus", "0"))
     settings = load(given)
 
     def application() -> Server:
@@ -100,6 +106,6 @@ def build(arguments: dict[str, str], engine: EngineBuilder = build_engine) -> Ap
             "downscale_delay_s": 300,
         },
         graceful_shutdown_timeout_s=settings.shutdown_timeout + 10,
-        ray_actor_options={"num_cpus": settings.threads or 1},
+        ray_actor_options={"num_cpus": settings.threads or usable_cores(), "num_gpus": gpus},
     )
     return deployment.bind()

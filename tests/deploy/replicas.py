@@ -85,7 +85,7 @@ class Balancer:
         for file in folder.glob("replicas*.conf"):
             rest = re.search(r"^server replica-1:8000(.*)$", file.read_text(), re.M)
             assert rest is not None
-            options = re.sub(r"max_conns=\d+", f"max_conns={max_conns}", rest[1])
+            options = re.sub(r"max_conns=\d+", f"max_conns={max_conns}", rest[1]).replace(" resolve", "")
             file.write_text("".join(f"server 127.0.0.1:{each.port}{options}\n" for each in replicas))
         main, proxy = folder / conf, folder / "proxy.conf"
         main.write_text(main.read_text().replace("/tmp/nginx.pid", str(folder / "nginx.pid")))

@@ -77,6 +77,18 @@ def test_selectors_find_the_pods() -> None:
     assert (target["kind"], target["name"]) == ("Deployment", DEPLOYMENT["metadata"]["name"])
 
 
+def test_the_autoscaler_alone_says_how_many() -> None:
+    assert "replicas" not in DEPLOYMENT["spec"]
+    assert BY_KIND["HorizontalPodAutoscaler"]["spec"]["minReplicas"] >= 2
+
+
+def test_the_pod_monitor_finds_pods_and_port() -> None:
+    (monitor,) = load(FOLDER.parent / "pod-monitor.yaml")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= LABELS.items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in CONTAINER["ports"]}
+
+
 def test_a_drain_is_never_cut_off() -> None:
     environment = {each["name"].removeprefix("DSPARK_").lower(): each["value"] for each in CONTAINER["env"]}
     settings = Settings.model_validate(environment)

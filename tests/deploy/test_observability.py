@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from deploy.grafana import make_dashboard
-from engine.outputs import EngineGauges, StepStats
+from engine.outputs import EngineGauges, RequestStats, StepStats, Usage
 from server.metrics import Metrics
 from tests.deploy.replicas import DEPLOY, Replica, free_port, until
 
@@ -33,6 +33,7 @@ def exported() -> dict[str, set[str]]:
     metrics.gauges(EngineGauges(calibration_errors=(("greedy", 0.1),)))
     metrics.http_request("/v1/completions", 200)
     metrics.rejected("queue_full")
+    metrics.finished(RequestStats("stop", 0.0, 0.1, 0.2, Usage(), 0))
     series: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         for sample in family.samples:
