@@ -1,7 +1,8 @@
-"""What a draft model takes from its target: the embedding, the head, and for training the final norm."""
+"""What a draft model takes from its target: embedding and head; for training, final norm and layers too."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class TargetTensors:
     embedding: torch.Tensor
     head: torch.Tensor
     norm: torch.Tensor
+    folder: Path
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig) -> TargetTensors:
@@ -31,4 +33,14 @@ class TargetTensors:
         }
         embedding = tensors["embed_tokens.weight"]
         head = embedding if config.tie_embeddings else tensors["lm_head.weight"]
-        return cls(config, embedding, head, tensors["norm.weight"])
+        return cls(config, embedding, head, tensors["norm.weight"], folder)
+
+    def last_layers(self, count: int) -> list[dict[str, torch.Tensor]]:
+        """The tensors of the last `count` layers in fp32, by their names within the layer; read anew."""
+        first = self.config.num_layers - count
+        layers: list[dict[str, torch.Tensor]] = [{} for _ in range(count)]
+        for name, value in load_tensors(self.folder):
+            found = re.fullmatch(r"(?:model\.)?layers\.(\d+)\.(.+)", name)
+            if found is not None and int(found[1]) >= first:
+                layers[int(found[1]) - first][found[2]] = value.float()
+        return layers

@@ -170,7 +170,8 @@ def _train(options: argparse.Namespace) -> int:
     corpus, model = _corpus(options)
     features, target = (_live if options.live else _cached)(options, corpus, model, recipe.feature_layers)
     show = (lambda line: print(line, flush=True)) if os.environ.get("RANK", "0") == "0" else _silent
-    trainer = Trainer(folder, recipe, corpus, features, target, show, options.device)
+    borrowed = target if options.live else target.tensors
+    trainer = Trainer(folder, recipe, corpus, features, borrowed, show, options.device)
     trainer.run(options.save_every, options.hours * 3600)
     return 0
 

@@ -48,8 +48,7 @@ class Target:
             model = FusedDecoder(self.config, load_tensors(folder), torch.float32)
             self.executor = TorchExecutor(model, pages)
         self._pages = np.arange(pages, dtype=np.int32)
-        tensors = TargetTensors.load(folder, self.config)
-        self.embedding, self.head, self._norm = tensors.embedding, tensors.head, tensors.norm
+        self.tensors = TargetTensors.load(folder, self.config)
 
     @torch.inference_mode()
     def features(self, text: npt.NDArray[np.int32], layers: tuple[int, ...]) -> TextFeatures:
@@ -73,5 +72,5 @@ class Target:
             output = self.executor.forward(VerificationBatch((item,)), (*layers, self.config.num_layers - 1))
             assert output.features is not None
             last = output.features[:, len(layers) * width :]
-            final = torch.nn.functional.rms_norm(last, (width,), self._norm, self.config.rms_eps)
+            final = torch.nn.functional.rms_norm(last, (width,), self.tensors.norm, self.config.rms_eps)
             yield output.features[:, : len(layers) * width], final, output.logits.logsumexp(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +24,14 @@ from drafters.training.features import FeatureSource
 from drafters.training.losses import block_losses, expected_length, total_weight
 from drafters.training.ranks import Ranks
 from drafters.training.recipe import Recipe
+from drafters.training.target_start import LayerTensors, begin_as_target, fits
 from drafters.training.warm_start import bigram_factors, feature_scale, teach_bigrams
 from engine.models.config import ModelConfig
 
 Progress = Callable[[str], None]
 
 _VALIDATION_TEXTS = 40
+_FEW_TEXTS = 8
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,15 @@ class Validation:
 
 
 class Borrowed(Protocol):
-    """What a draft model takes from its target: shapes, embedding [V, d] and head [V, d] in fp32."""
+    """What a draft model takes from its target, in fp32; see `TargetTensors`."""
 
     config: ModelConfig
     embedding: torch.Tensor
     head: torch.Tensor
+    norm: torch.Tensor
+
+    def last_layers(self, count: int) -> Sequence[LayerTensors]:
+        """Tensors of so many layers by their names within them."""
 
 
 class Trainer:
@@ -100,7 +106,7 @@ class Trainer:
         self.average = checkpoint.build(config, target.embedding, head, d2t).to(self.device)
         self.scale: torch.Tensor | None = None
         if state is None:
-            self._start(d2t)
+            self._start(d2t, target)
         self.average.load_state_dict(self.model.state_dict())
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
@@ -124,7 +130,7 @@ class Trainer:
             return None
         return torch.from_numpy(self.corpus.frequent(self.recipe.draft_vocab)).long()
 
-    def _start(self, d2t: torch.Tensor | None) -> None:
+    def _start(self, d2t: torch.Tensor | None, target: Borrowed) -> None:
         """A fresh run's first weights."""
         model, recipe = self.model, self.recipe
         if recipe.warm_start and model.config.family != "mtp":
@@ -138,10 +144,31 @@ class Trainer:
             if self.scale is not None:
                 known["fc.weight"] = known["fc.weight"] * self.scale
             model.load_state_dict(known)
-        elif recipe.warm_start and isinstance(model, DraftModel) and model.markov_head is not None:
-            vocab, rank = model.config.layers.vocab_size, model.config.rank
-            pair = bigram_factors(self.corpus, self.train_texts, vocab, d2t, rank)
-            teach_bigrams(model.markov_head, *(factor.to(self.device) for factor in pair))
+        elif recipe.warm_start:
+            if fits(model, target.config):
+                self._begin_as_target(target)
+            if isinstance(model, DraftModel) and model.markov_head is not None:
+                vocab, rank = model.config.layers.vocab_size, model.config.rank
+                pair = bigram_factors(self.corpus, self.train_texts, vocab, d2t, rank)
+                teach_bigrams(model.markov_head, *(factor.to(self.device) for factor in pair))
+
+    def _begin_as_target(self, target: Borrowed) -> None:
+        ready = self.source.ready(self.train_texts)[:_FEW_TEXTS]
+        if not len(ready):
+            return
+        config, size = self.model.config, target.config.hidden_size
+        layers = [
+            {name: value.to(self.device) for name, value in layer.items()}
+            for layer in target.last_layers(config.layers.num_layers)
+        ]
+        stored = [self.source.texts(ready[i : i + 1]) for i in range(len(ready))]
+        # A text's first token is an attention sink, unlike any other.
+        read = [(each.final if config.family == "mtp" else each.layers[:, -size:])[1:] for each in stored]
+        hidden = torch.cat(read).to(self.device).float()
+        scale = torch.ones(size, device=self.device)
+        if self.scale is not None:
+            scale = self.scale.expand(len(config.target_layer_ids) * size)[-size:]
+        begin_as_target(self.model, target.config, layers, target.norm.to(self.device), hidden, scale)
 
     # ---- state
 

@@ -1,8 +1,9 @@
 """Where a fresh draft model begins: features of one size, and a Markov head that knows the answers' bigrams.
 
-Both only choose a starting point inside the same model. Feature dimensions differ in size by a factor of a
-thousand, and Adam moves every weight alike: so `fc` is trained over features divided by their size, and the
-checkpoint folds the division in. Bigrams are most of what early training finds out, and can be counted.
+Like `drafters.training.target_start`, both only choose a starting point inside the same model. Feature
+dimensions differ in size by a factor of a thousand, and Adam moves every weight alike: so `fc` is trained
+over features divided by their size, and the checkpoint folds the division in. Bigrams are most of what early
+training finds out, and can be counted.
 """
 
 from __future__ import annotations

@@ -229,6 +229,7 @@ class TestBesideTheKernels:
             target["model.embed_tokens.weight"],
             target["lm_head.weight"],
             target["model.norm.weight"],
+            folder,
         )
         blocks = NativeDraftBlocks(
             folder, world.target, rows(target["lm_head.weight"]), 512, borrowed=lambda: borrowed

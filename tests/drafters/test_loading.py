@@ -104,7 +104,7 @@ def test_features_are_the_targets_own():
     text = np.array(real.chat("Why is the sky blue?") * 5, dtype=np.int32)[:150]
     found = target.features(text, (1, 14))
     assert found.layers.shape == (150, 2 * 576)
-    assert torch.allclose((found.final @ target.head.T).logsumexp(-1), found.lse, atol=0.2)
+    assert torch.allclose((found.final @ target.tensors.head.T).logsumexp(-1), found.lse, atol=0.2)
     again = target.features(text[:140], (14,))
     assert torch.equal(again.layers, found.layers[:140, 576:])
     assert torch.equal(again.lse, found.lse[:140])
