@@ -71,8 +71,8 @@ ARG MODEL=default
 ENV DSPARK_CACHE=/var/cache/dspark
 RUN mkdir -p "$DSPARK_CACHE/models" "$DSPARK_CACHE/profiles" \
     && if [ "$MODEL" = default ]; then python -c 'from engine.models.blocks import load_blocks; \
-from engine.models.locate import default_cache_dir, locate_model; \
-next(load_blocks(locate_model(None, default_cache_dir(), print)))'; fi
+from engine.models.locate import cache_folder, locate_model; \
+next(load_blocks(locate_model(None, cache_folder(), print)))'; fi
 
 
 FROM ${PYTHON_IMAGE}

@@ -194,7 +194,7 @@ fi
 # What failed by itself, for want of a network say, may go on where it is; what was cut off may be half written.
 cut_off=
 trap 'cut_off=yes; exit 130' INT TERM
-trap '[ $? -eq 0 ] || [ -n "$cut_off" ] || rm -f "$making"' EXIT
+trap 'status=$?; [ $status -eq 0 ] || [ $status -gt 128 ] || [ -n "$cut_off" ] || rm -f "$making"' EXIT
 rm -f "$stamp"
 SECONDS=0
 unset PYTHONDONTWRITEBYTECODE # what is loaded here shall leave its byte code: later starts take seconds less

@@ -1,8 +1,8 @@
 """Context K/V of verified rows, written in larger pieces than steps bring them.
 
 A step adds a row or two a sequence, and most of what writing them costs is not arithmetic: weights are read,
-and the kernels begin and end. So features are kept until there are many rows, until a sequence is drafted
-for, or until sequences come or go: from then on others may find their pages.
+and the kernels begin and end. So features are kept until there are many rows or steps, until a sequence is
+drafted for, or until sequences come or go: from then on others may find their pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Features = torch.Tensor | npt.NDArray[np.float32]
 #: of a sequence in a step: (its key, position of its first row, rows, how many of them are final, pages)
 _Share = tuple[int, int, int, int, Tokens]
 
-#: that may wait, of all sequences together
+#: of steps that are only noted, of all sequences together; less than a page of each may wait beside them
 _MOST_ROWS = 128
 
 
@@ -36,6 +36,13 @@ class _Rows:
     end: int
     pages: Tokens
     pieces: list[tuple[Features, int, int]] = field(default_factory=list)  # rows of a step's features
+
+    def let_go(self) -> None:
+        """Keep no step with many rows alive for the few that are ours."""
+        for i, (known, first, last) in enumerate(self.pieces):
+            if len(known) > _MOST_ROWS:
+                own = known[first:last]
+                self.pieces[i] = own.clone() if isinstance(own, torch.Tensor) else own.copy(), 0, last - first
 
 
 class Context:
@@ -56,8 +63,8 @@ class Context:
     def observe(self, batch: VerificationBatch, features: torch.Tensor, verdicts: Sequence[Verdict]) -> None:
         """Take the features [T, m * d] of every row that is final: known tokens and accepted drafts.
 
-        What waits for sequences that are not in the batch is dropped behind their last full page: they have
-        ended, or will start anew.
+        What waits for sequences that are not in the batch is dropped behind their last full page: nearly all
+        have ended or will start anew.
         """
         # Steps are only noted here: between two forward passes the caches are cold, and whatever is done for
         # each costs several times what it does when it is done for all.
@@ -95,6 +102,8 @@ class Context:
         self._steps.clear()
         self._rows = 0
         self._write([self._waiting.pop(key) for key in due])
+        for rows in self._waiting.values():
+            rows.let_go()
 
     def _fills_a_page(self, rows: _Rows) -> bool:
         return rows.end // self.page_size > rows.start // self.page_size

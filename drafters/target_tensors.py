@@ -26,21 +26,19 @@ class TargetTensors:
     def load(cls, folder: Path, config: ModelConfig) -> TargetTensors:
         """Raises FileNotFoundError, CorruptModel or KeyError for a checkpoint without them."""
         wanted = {"embed_tokens.weight", "lm_head.weight", "norm.weight"}
-        tensors = {
-            name.removeprefix("model."): value.float()
-            for name, value in load_tensors(folder)
-            if name.removeprefix("model.") in wanted
-        }
+        read = load_tensors(folder, wanted=lambda name: name.removeprefix("model.") in wanted)
+        tensors = {name.removeprefix("model."): value.float() for name, value in read}
         embedding = tensors["embed_tokens.weight"]
         head = embedding if config.tie_embeddings else tensors["lm_head.weight"]
         return cls(config, embedding, head, tensors["norm.weight"], folder)
 
     def last_layers(self, count: int) -> list[dict[str, torch.Tensor]]:
         """The tensors of the last `count` layers in fp32, by their names within the layer; read anew."""
-        first = self.config.num_layers - count
-        layers: list[dict[str, torch.Tensor]] = [{} for _ in range(count)]
-        for name, value in load_tensors(self.folder):
-            found = re.fullmatch(r"(?:model\.)?layers\.(\d+)\.(.+)", name)
-            if found is not None and int(found[1]) >= first:
-                layers[int(found[1]) - first][found[2]] = value.float()
+        ids = range(self.config.num_layers - count, self.config.num_layers)
+        layers: list[dict[str, torch.Tensor]] = [{} for _ in ids]
+        of_layers = re.compile(rf"(?:model\.)?layers\.({'|'.join(map(str, ids))})\.(.+)")
+        for name, value in load_tensors(self.folder, wanted=lambda name: bool(of_layers.fullmatch(name))):
+            found = of_layers.fullmatch(name)
+            assert found is not None
+            layers[int(found[1]) - ids[0]][found[2]] = value.float()
         return layers

@@ -146,8 +146,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
             "shared_prefixes": work.shared_prefixes or None,
             "cancel_share": work.cancel_share or None,
             "think": list(work.think) if any(work.think) else None,
-            "body": {name: value for name, value in work.body.items() if name != "cache_salt"} or None,
         }
+    out["body"] = {name: value for name, value in work.body.items() if name != "cache_salt"} or None
     return {name: value for name, value in out.items() if value is not None}
 
 

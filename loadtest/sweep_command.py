@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +140,19 @@ def _sweep(args: argparse.Namespace, slo: Slo | None, say: _Say) -> Sweep:
     settings = describe_plan(ladder.plan(template, ladder.loads[0], 0))
     settings = {name: value for name, value in settings.items() if name not in ("users", "rate", "seed")}
     settings |= {"prompts_from": sorted([*args.prompts, args.data or ""]), "slo": str(slo) if slo else None}
-    further = "model", "serve_args", "seeded", "system", "prefix_tokens", "prefix_cache", "drain", "timeout"
-    settings |= {name: getattr(args, name) for name in further}
-    if args.together:
-        settings["together"] = True
-    store = Store(Path(args.output), settings)
     ours = all(config.url is None for config in configs)
     how = args.prefix_cache or ("salt" if ours else "keep" if args.scenario else "text")
+    further = "model", "serve_args", "seeded", "prefix_tokens", "drain", "timeout"
+    settings |= {name: getattr(args, name) for name in further} | {"system": workload.system, "fresh": how}
+    if args.scenario is not None:
+        settings["scenario"] = sha256(Path(args.scenario).read_bytes()).hexdigest()
+    if args.together:
+        settings["together"] = True
+    try:
+        serve_args = shlex.split(args.serve_args)
+    except ValueError as error:
+        raise UsageError(f"--serve-args: {error}") from None
+    store = Store(Path(args.output), settings)
     points = len(configs) * len(ladder.loads) * len(seeds)
     say(f"{points} points, about {points * (args.run_time + 4) / 60:.0f} minutes and the servers' starts")
 
@@ -168,7 +175,7 @@ def _sweep(args: argparse.Namespace, slo: Slo | None, say: _Say) -> Sweep:
         say(f"{label}: {_told(result)}")
         return result
 
-    climb(configs, ladder, seeds, store, measure_point, shlex.split(args.serve_args), say, args.together)
+    climb(configs, ladder, seeds, store, measure_point, serve_args, say, args.together)
     found = collect(configs, ladder, seeds, store)
     rungs = {name: [rung(load, runs) for load, runs in loads.items()] for name, loads in found.items()}
     first = next(run for loads in found.values() for runs in loads.values() for run in runs)

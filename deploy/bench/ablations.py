@@ -23,7 +23,7 @@ from drafters.evaluation.plots import can_plot, overlaps
 from drafters.training.recipe import Recipe
 
 _RESULTS = Path(__file__).parents[2] / "results"
-_COMMON = {"rank": 128, "texts": 2, "anchors": 16, "learning_rate": 3e-3}
+_COMMON = {"rank": 128, "texts": 2, "anchors": 16, "learning_rate": 3e-3, "target_start": False}
 _BASE = "DSpark: vanilla head of rank 128, 2 layers, block of 7, 16k tokens"
 
 #: by name, what is another than in the base
@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks of 1 to 7, as many more as they are shorter": {"least_slots": 1, "fill": True},
     "blocks of 3 to 7, as many more as they are shorter": {"least_slots": 3, "fill": True},
     "8 texts with 4 blocks each": {"texts": 8, "anchors": 4},
+    "begins as the target's last layers": {"target_start": True},
 }
 
 

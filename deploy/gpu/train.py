@@ -209,7 +209,7 @@ def _train(
         recipe = Recipe.load(run / "recipe.json")  # go on
     else:
         recipe = replace(RECIPE, **json.loads(options.recipe))
-        trial = replace(recipe, steps=1000, warm_start=False)
+        trial = replace(recipe, steps=1000, warm_start=False, target_start=False)
         recipe = replace(
             recipe, steps=_steps(options.work / "trial", trial, corpus, source, borrowed, device, end)
         )

@@ -4,7 +4,7 @@
     serve run deploy.ray.app:build max_replicas=4 model=DIR      # or as arguments, by their names
     serve run deploy.ray.app:build num_gpus=1                    # a GPU for each replica
 
-A replica reserves `threads` cores of its machine, by default all that there are: the kernels use them all.
+A replica reserves `threads` cores of its machine (4, unless that is given), and its kernels use as many.
 
 Ray's proxy takes the place of a load balancer: it prefers replicas with fewer requests under way and passes
 streams on as they come. Replicas come and go by the number of requests, waiting or running, that each has.
@@ -21,7 +21,6 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.machine import usable_cores
 from server.app import create_app
 from server.observing import observed_context
 from server.options import load
@@ -30,6 +29,7 @@ from server.startup import StartError, configure_logging
 from server.wiring import build_engine
 
 logger = logging.getLogger("dspark")
+_THREADS = 4  # whatever the machine where this is read, which may be another than a replica's
 EngineBuilder = Callable[[Settings, Any, Callable[[str], None]], Any]
 
 
@@ -88,7 +88,7 @@ def build(arguments: dict[str, str], engine: EngineBuilder = build_engine) -> Ap
     given = dict(arguments)
     least, most = int(given.pop("min_replicas", "1")), int(given.pop("max_replicas", "2"))
     gpus = float(given.pop("num_gpus", "0"))
-    settings = load(given)
+    settings = load({"threads": str(_THREADS)} | given)
 
     def application() -> Server:
         return Server(settings, engine)
@@ -106,6 +106,6 @@ def build(arguments: dict[str, str], engine: EngineBuilder = build_engine) -> Ap
             "downscale_delay_s": 300,
         },
         graceful_shutdown_timeout_s=settings.shutdown_timeout + 10,
-        ray_actor_options={"num_cpus": settings.threads or usable_cores(), "num_gpus": gpus},
+        ray_actor_options={"num_cpus": settings.threads or _THREADS, "num_gpus": gpus},
     )
     return deployment.bind()

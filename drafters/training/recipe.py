@@ -23,8 +23,8 @@ class Recipe:
     gamma is no surprise to the model; with `fill` there are as many more of them as they are shorter, so that
     the first drafts, which matter most, see more of the texts at the same cost. `amp`: the layers'
     products in bf16.
-    `warm_start`: see `drafters.training.warm_start` and `target_start`. `start_from`: the folder of a draft
-    model to go on from.
+    `warm_start` and `target_start`: see the modules of these names. `start_from`: the folder of a draft model
+    to go on from.
     """
 
     family: Family = "block"
@@ -51,6 +51,7 @@ class Recipe:
     ema: float = 0.999
     amp: bool = False
     warm_start: bool = True
+    target_start: bool = True
     start_from: str | None = None
     seed: int = 42
 

@@ -144,10 +144,10 @@ class Trainer:
             if self.scale is not None:
                 known["fc.weight"] = known["fc.weight"] * self.scale
             model.load_state_dict(known)
-        elif recipe.warm_start:
-            if fits(model, target.config):
+        else:
+            if recipe.target_start and fits(model, target.config):
                 self._begin_as_target(target)
-            if isinstance(model, DraftModel) and model.markov_head is not None:
+            if recipe.warm_start and isinstance(model, DraftModel) and model.markov_head is not None:
                 vocab, rank = model.config.layers.vocab_size, model.config.rank
                 pair = bigram_factors(self.corpus, self.train_texts, vocab, d2t, rank)
                 teach_bigrams(model.markov_head, *(factor.to(self.device) for factor in pair))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ class CorruptModel(ValueError):
     """A model file is truncated, damaged or missing from its set; the message names the file."""
 
 
-def load_tensors(folder: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of every tensor in `folder`, shard by shard, on a device in the stored dtype.
+def load_tensors(
+    folder: Path, device: torch.device | str = "cpu", wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of every wanted tensor in `folder`, shard by shard, on a device as it is stored.
 
     Files are mapped into memory, so that only the tensor at hand is resident on the host. Raises
     FileNotFoundError when the folder holds no safetensors file and CorruptModel when a file cannot be read in
@@ -32,7 +34,7 @@ def load_tensors(folder: Path, device: torch.device | str = "cpu") -> Iterator[t
                 missing = expected.difference(names)
                 if missing:
                     raise CorruptModel(f"{path}: lacks the tensor {min(missing)!r} that the index promises")
-                for name in names:
+                for name in filter(wanted, names):
                     yield name, shard.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CorruptModel(f"{path}: truncated or damaged ({error}); {_remedy(path)}") from error

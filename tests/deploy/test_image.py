@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 import shutil
@@ -50,6 +52,21 @@ def test_it_runs_as_a_user_without_rights_and_can_be_watched() -> None:
     labels = " ".join(FINAL.all("LABEL"))
     for key in ("title", "description", "licenses", "version", "revision", "created"):
         assert f"org.opencontainers.image.{key}=" in labels
+
+
+def test_what_it_runs_of_ours_while_it_is_built_is_there() -> None:
+    programs = [
+        program
+        for stage in STAGES
+        for line in stage.all("RUN")
+        for program in re.findall(r"python -c '([^']*)'", line)
+    ]
+    assert programs
+    for program in programs:
+        imports = [node for node in ast.parse(program).body if isinstance(node, ast.ImportFrom)]
+        for node in imports:
+            module = importlib.import_module(node.module or "")
+            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
 
 def test_the_final_stage_has_no_compiler_and_installs_nothing() -> None:

@@ -87,6 +87,9 @@ def test_the_pod_monitor_finds_pods_and_port() -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= LABELS.items()
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in CONTAINER["ports"]}
+    (label,) = endpoint["relabelings"]
+    rules = (DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8")
+    assert f'up{{{label["targetLabel"]}="{label["replacement"]}"}}' in rules
 
 
 def test_a_drain_is_never_cut_off() -> None:

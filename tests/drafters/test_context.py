@@ -40,6 +40,8 @@ def step(context: Context, rows: list[tuple[int, int, int, int, int]]) -> dict[t
     for sequence, start, known, verify, accepted in rows:
         state = SamplingState(SamplingParams(), 8, frozenset())
         pages = np.arange(8, dtype=np.int32) + 8 * (sequence % 8)
+        if start + known + verify > 8 * PAGE:
+            pages = np.arange(1000, 1200, dtype=np.int32)
         count = known + verify
         items.append(
             BatchItem(sequence, np.zeros(99, np.int32), start, count, pages, True, state, 9, 0, None, verify)
@@ -140,3 +142,13 @@ def test_short_texts_that_never_fill_a_page_leave_nothing_behind():
         assert len(context._steps) < PAGE
         assert len(context._waiting) <= 1
     assert written.calls == 0
+
+
+def test_a_step_of_many_rows_is_not_kept_alive_for_a_few():
+    written = Written()
+    context = Context(written, PAGE)
+    step(context, [(0, 0, 1, 0, 0), (1, 0, 200, 0, 0)])
+    step(context, [(0, 1, 1, 0, 0), (1, 200, 200, 0, 0)])
+    assert all(len(known) == 1 for known, _, _ in context._waiting[0].pieces)
+    context.complete([0])
+    assert [written.at[0, position] for position in range(2)] == [0.0, 1.0]

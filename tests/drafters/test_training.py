@@ -376,6 +376,33 @@ def test_a_fresh_head_knows_the_bigrams(tmp_path, head):
     assert float(bias[follows].mean()) > 4 * float(bias[~follows].abs().mean())
 
 
+@pytest.mark.parametrize("family", ["block", "eagle3", "mtp"])
+def test_a_fresh_model_begins_as_the_targets_last_layer(tmp_path, family):
+    world = Fixture(tmp_path)
+    world.fill()
+    size = world.config.hidden_size
+    run = trainer(world, tmp_path / "run", replace(RECIPE, family=family))
+    part = run.model.layers[0] if family == "block" else run.model
+    (layer,) = world.last_layers(1)
+    assert torch.equal(part.self_attn.o_proj.weight, layer["self_attn.o_proj.weight"])
+    assert torch.equal(run.average.norm.weight, world.norm)
+    if family == "mtp":
+        assert torch.equal(run.model.eh_proj.weight[:, -size:], torch.eye(size))
+    else:
+        assert torch.equal(run.model.fc.weight[:, -size:], torch.diag(run.scale[-size:]))
+        assert not run.model.fc.weight[:, :-size].any()
+    plain = trainer(world, tmp_path / "plain", replace(RECIPE, family=family, target_start=False))
+    part = plain.model.layers[0] if family == "block" else plain.model
+    assert not torch.equal(part.self_attn.o_proj.weight, layer["self_attn.o_proj.weight"])
+
+
+def test_a_model_with_more_layers_than_the_target_begins_as_noise(tmp_path):
+    world = Fixture(tmp_path)
+    world.fill()
+    run = trainer(world, tmp_path / "run", replace(RECIPE, num_layers=4))
+    assert not torch.equal(run.model.norm.weight, world.norm)
+
+
 def test_features_of_any_size_train_alike_and_the_checkpoint_takes_them_as_they_are(tmp_path):
     world = Fixture(tmp_path)
     world.fill()

@@ -101,6 +101,14 @@ def test_two_servers_in_one_report(
     assert main(["compare", f"{tmp_path}/sweep.json:slow", f"{tmp_path}/sweep.json:none"]) == 2
 
 
+def test_flags_that_cannot_be_read_leave_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "off", "--serve-args", "--x 'y", "--output", str(tmp_path / "out")]) == 2
+    assert "--serve-args" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_the_order_of_points(tmp_path: Path, together: bool) -> None:
     configs = [Configuration(name, url=f"http://{name}") for name in ("a", "b")]
