@@ -33,13 +33,16 @@ def url() -> Iterator[str]:
     from deploy.ray.app import build
 
     port = free_port()
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    arguments = {"model": "fake", "max_num_seqs": "4", "max_replicas": "2", "threads": "1"}
-    serve.run(build(arguments, fake_engine))
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # On a busy machine Ray's own proxy does not come up in the five seconds that it gives it.
+        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        arguments = {"model": "fake", "max_num_seqs": "4", "max_replicas": "2", "threads": "1"}
+        serve.run(build(arguments, fake_engine))
+        yield f"http://127.0.0.1:{port}"
+        serve.shutdown()
+        ray.shutdown()
 
 
 def replicas() -> int:
