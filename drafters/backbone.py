@@ -24,7 +24,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        return nn.functional.rms_norm(x.to(self.weight.dtype), x.shape[-1:], self.weight, self.eps)
 
 
 class Rotary(nn.Module):

@@ -75,9 +75,9 @@ class TorchDraftBlocks:
             logits, token = base[k : k + 1], torch.tensor([previous], device=self.pool.device)
             embedded = None
             if model.markov_head is not None:
-                mixed, state = model.markov_head.step(token, hidden[k : k + 1], state)
-                logits = logits + model.markov_head.markov_w2(mixed)
                 embedded = model.markov_head.markov_w1(token)
+                mixed, state = model.markov_head.step(embedded, hidden[k : k + 1], state)
+                logits = logits + model.markov_head.markov_w2(mixed)
             if model.confidence_head is not None and out.confidence is not None:
                 out.confidence.append(float(model.confidence_head(hidden[k : k + 1], embedded)))
             previous, law = choose(logits[0].float(), how, model.d2t, model.config.layers.vocab_size)

@@ -129,9 +129,9 @@ def draw_blocks(
     for k in range(hidden.shape[1]):
         logits, embedded = base[:, k], None
         if model.markov_head is not None:
-            mixed, state = model.markov_head.step(previous, hidden[:, k], state)
-            logits = logits + model.markov_head.markov_w2(mixed)
             embedded = model.markov_head.markov_w1(previous)
+            mixed, state = model.markov_head.step(embedded, hidden[:, k], state)
+            logits = logits + model.markov_head.markov_w2(mixed)
         if model.confidence_head is not None:
             kind = model.confidence_head.proj.weight.dtype
             before = None if embedded is None else embedded.to(kind)

@@ -30,13 +30,10 @@ class MarkovHead(nn.Module):
         nn.init.zeros_(self.markov_w2.weight)  # a fresh head adds nothing
 
     def step(
-        self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor
+        self, embedded: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slot k: previous [n] tokens, hidden [n, d], state [n, r] -> (what W2 is applied to [n, r].
-
-        State).
-        """
-        e = self.markov_w1(previous)
+        """Slot k: W1[x_{k-1}] and state [n, r], hidden [n, d] -> (what W2 is applied to [n, r], state)."""
+        e = embedded
         if self.kind == "gated":
             return torch.sigmoid(self.gate_proj(torch.cat((hidden, e), -1))) * e, state
         if self.kind == "rnn":
@@ -45,15 +42,15 @@ class MarkovHead(nn.Module):
             return torch.tanh(out), keep * state + (1.0 - keep) * torch.tanh(candidate)
         return e, state
 
-    def forward(self, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Biases [A, n, V'] of whole blocks whose tokens are known: previous [A, n], hidden [A, n, d]."""
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Biases [A, n, V'] of whole blocks: W1[x_{k-1}] of known tokens [A, n, r], hidden [A, n, d]."""
         if self.kind != "rnn":
-            mixed, _ = self.step(previous, hidden, hidden)
+            mixed, _ = self.step(embedded, hidden, hidden)
         else:
             state = hidden.new_zeros(len(hidden), self.rank)
             rows = []
-            for k in range(previous.shape[1]):
-                row, state = self.step(previous[:, k], hidden[:, k], state)
+            for k in range(embedded.shape[1]):
+                row, state = self.step(embedded[:, k], hidden[:, k], state)
                 rows.append(row)
             mixed = torch.stack(rows, 1)
         out: torch.Tensor = self.markov_w2(mixed)

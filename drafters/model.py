@@ -55,7 +55,7 @@ class DraftModel(Backbone):
         logits = hidden @ self.head.T
         embedded = None
         if self.markov_head is not None:
-            logits = logits + self.markov_head(previous, hidden)
             embedded = self.markov_head.markov_w1(previous)
+            logits = logits + self.markov_head(embedded, hidden)
         confidence = self.confidence_head(hidden, embedded) if self.confidence_head is not None else None
         return logits, confidence

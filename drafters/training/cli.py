@@ -167,6 +167,8 @@ def _train(options: argparse.Namespace) -> int:
         options.device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(options.device)
         torch.set_float32_matmul_precision("high")  # TF32
+    else:
+        torch.set_float32_matmul_precision("medium")  # through oneDNN, the faster one on many processors
     corpus, model = _corpus(options)
     features, target = (_live if options.live else _cached)(options, corpus, model, recipe.feature_layers)
     show = (lambda line: print(line, flush=True)) if os.environ.get("RANK", "0") == "0" else _silent

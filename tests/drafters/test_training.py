@@ -55,6 +55,26 @@ def test_losses_are_the_papers():
     assert float(losses.total) == pytest.approx(float(total), abs=1e-6)
 
 
+def test_gradients_of_the_losses_are_those_of_their_equations():
+    """The losses' own backward pass against what autograd makes of the equations, in both kinds of number."""
+    torch.manual_seed(3)
+    target = torch.randn(4, 3, 11, dtype=torch.float64)
+    labels = torch.randint(-1, 11, (4, 3))
+    mask = torch.rand(4, 3) > 0.2
+    lse = target.logsumexp(-1) + 0.4
+    weights = position_weights(3) * mask
+    for kind, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 4e-3)):
+        logits = torch.randn(4, 3, 11).to(kind).requires_grad_()
+        block_losses(logits, None, BlockTargets(target.float(), lse.float(), labels, mask)).total.backward()
+        plain = logits.detach().double().requires_grad_()
+        log_q = plain.log_softmax(-1)
+        l1 = (log_q.exp() - (target - lse[..., None]).exp()).abs().sum(-1)
+        ce = -log_q.gather(-1, labels.clamp_min(0)[..., None])[..., 0] * (labels >= 0)
+        ((0.1 * ce + 0.9 * l1) * weights).sum().div(weights.sum()).backward()
+        assert plain.grad.abs().max() > 0.01
+        torch.testing.assert_close(logits.grad.double(), plain.grad, atol=tolerance, rtol=0)
+
+
 def test_slots_past_the_end_and_labels_out_of_reach_cost_nothing():
     logits = torch.randn(2, 3, 5)
     mask = torch.tensor([[True, True, False], [True, True, True]])
@@ -370,7 +390,7 @@ def test_a_fresh_head_knows_the_bigrams(tmp_path, head):
     run = trainer(world, tmp_path / "run", replace(RECIPE, head=head, draft_vocab=None, rank=32))
     markov, hidden = run.model.markov_head, torch.zeros(VOCAB, 1, world.config.hidden_size)
     with torch.no_grad():
-        bias = markov(torch.arange(VOCAB)[:, None], hidden)[:, 0]
+        bias = markov(markov.markov_w1(torch.arange(VOCAB)[:, None]), hidden)[:, 0]
     ahead = (torch.arange(VOCAB) - torch.arange(VOCAB)[:, None]) % VOCAB
     follows = (ahead >= 1) & (ahead <= 3)
     assert float(bias[follows].mean()) > 4 * float(bias[~follows].abs().mean())
